@@ -1,0 +1,66 @@
+# make demo    train a small network on 1,797 handwritten digits, on two CPU processes
+# make test    lint, then every test
+# make lint    ruff, mypy, import-linter
+# make format  let ruff rewrite what it can
+# make bench   measure against accelerate 1.15.0 and plain torch (an hour or less; a quiet machine)
+#
+# Each of them first builds .venv with nothing but Python (>= 3.10), make and pip. PYTHON names another
+# interpreter to build it from; the environment is rebuilt only when its requirements change.
+
+PYTHON ?= python3
+VENV   := .venv
+PEER   := .venv-peer
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed-for-tests
+PEER_STAMP := $(PEER)/.installed-for-benchmarks
+PYTEST_ARGS ?=
+
+# Two workers and one thread each: the tests start processes of their own.
+TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test lint format bench bench-env clean
+
+help:
+	@sed -n '/^# make/s/^# //p' Makefile
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "accelerate needs Python >= 3.10; name one with: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "Installing into $(VENV): a few minutes the first time"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,lint]"
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/accelerate launch --cpu --num_processes 2 examples/digits.py
+
+test: lint
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The release we compare with lives in an environment of its own, so that neither sees the other.
+bench-env: $(PEER_STAMP)
+
+$(PEER_STAMP): constraints.txt | $(STAMP)
+	@echo "Installing accelerate 1.15.0 into $(PEER)"
+	@test -x $(PEER)/bin/python || $(PYTHON) -m venv $(PEER)
+	@$(PEER)/bin/python -m pip install --quiet --constraint constraints.txt accelerate==1.15.0
+	@touch $@
+
+bench: $(STAMP) $(PEER_STAMP)
+	ACCELERATE_BENCH_PEER=$(PEER)/bin/python $(BIN)/python -m benchmarks.run
+
+clean:
+	rm -rf $(VENV) $(PEER) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
