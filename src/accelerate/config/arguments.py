@@ -1,0 +1,189 @@
+"""What the arguments of `Accelerator` mean before anything is built from them.
+
+Here live the pairs that exclude each other, the spellings of the first releases (which still do what they say, with a
+`FutureWarning`), and the refusal of what this version can't do: nothing that is passed is ever ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+from accelerate.base.messages import did_you_mean, message
+from accelerate.config.autocast import AutocastKwargs
+from accelerate.config.data_loader import DataLoaderConfiguration
+from accelerate.config.dynamo import TorchDynamoPlugin
+from accelerate.config.gradient_accumulation import GradientAccumulationPlugin
+from accelerate.config.option import option_of
+from accelerate.config.resolve import Settings, resolve
+
+#: The default of an argument for which None would mean something.
+UNSET: Any = object()
+
+#: Old keyword of `Accelerator` -> what replaces it, as a person would write it.
+OLD_SPELLINGS: dict[str, str] = {
+    "fp16": "mixed_precision='fp16'",
+    "split_batches": "dataloader_config=DataLoaderConfiguration(split_batches=...)",
+    "dispatch_batches": "dataloader_config=DataLoaderConfiguration(dispatch_batches=...)",
+    "even_batches": "dataloader_config=DataLoaderConfiguration(even_batches=...)",
+    "use_seedable_sampler": "dataloader_config=DataLoaderConfiguration(use_seedable_sampler=...)",
+}
+
+#: Arguments of the public signature whose capability is not part of this version.
+MISSING_CAPABILITIES: dict[str, str] = {
+    "deepspeed_plugin": "DeepSpeed",
+    "deepspeed_plugins": "DeepSpeed",
+    "fsdp_plugin": "fully sharded data parallel training",
+    "torch_tp_plugin": "tensor parallel training",
+    "megatron_lm_plugin": "Megatron-LM",
+    "parallelism_config": "N-dimensional parallel training",
+    "log_with": "experiment tracking",
+}
+
+
+def refuse_missing_capabilities(**arguments: Any) -> None:
+    """Refuse arguments whose capability this version does not have.
+
+    Raises:
+        NotImplementedError: one of `arguments` is not None.
+    """
+    for name, value in arguments.items():
+        if value is not None:
+            raise NotImplementedError(
+                message(
+                    given=f"{name}={value!r}",
+                    why=f"{MISSING_CAPABILITIES[name]} is not part of this version",
+                    allowed="one process, or several with data parallel replicas, on any device",
+                    do=f"leave {name} out; docs/support.md lists what is there",
+                )
+            )
+
+
+def modern_spellings(old: dict[str, Any], **modern: Any) -> dict[str, Any]:
+    """Return `modern` (`mixed_precision`, `dataloader_config`) with what `old` keyword arguments ask for.
+
+    Raises:
+        TypeError: an argument that no release had.
+        ValueError: an old spelling that contradicts the new one.
+    """
+    for name, value in old.items():
+        if name not in OLD_SPELLINGS:
+            raise TypeError(
+                message(
+                    given=f"Accelerator({name}={value!r})",
+                    why="it has no such argument",
+                    allowed="the arguments in the signature of Accelerator",
+                    do=did_you_mean(name, [*_parameters(), *OLD_SPELLINGS]),
+                )
+            )
+        warnings.warn(
+            f"Accelerator({name}=...) is an old spelling; write {OLD_SPELLINGS[name]}.", FutureWarning, stacklevel=4
+        )
+        target, key, new = ("mixed_precision", None, "fp16" if value else None)
+        if name != "fp16":
+            target, key, new = "dataloader_config", name, value
+        modern[target] = _merged(name, value, modern[target], key, new)
+    return modern
+
+
+def modern_autocast(old: dict[str, Any], handler: AutocastKwargs | None) -> AutocastKwargs | None:
+    """Return the settings of one `autocast` context, with what old keyword arguments (`cache_enabled`) ask for.
+
+    Raises:
+        TypeError: an argument that no release had.
+    """
+    for name in old:
+        if name != "cache_enabled":
+            raise TypeError(
+                message(
+                    given=f"autocast({name}={old[name]!r})",
+                    why="it has no such argument",
+                    allowed="autocast_handler",
+                    do="pass autocast_handler=AutocastKwargs(...)",
+                )
+            )
+        text = (
+            "autocast(cache_enabled=...) is an old spelling; write autocast_handler=AutocastKwargs(cache_enabled=...)."
+        )
+        warnings.warn(text, FutureWarning, stacklevel=3)
+        handler = dataclasses.replace(handler or AutocastKwargs(), cache_enabled=old[name])
+    return handler
+
+
+def _merged(name: str, value: Any, current: Any, key: str | None, new: Any) -> Any:
+    """Return the new-style value that holds both `current` and what the old spelling asks for."""
+    if key is None:
+        if new is None or current is None or str(current) == new:
+            return current if new is None else new
+    else:
+        config = current or DataLoaderConfiguration()
+        if getattr(config, key) in (getattr(DataLoaderConfiguration(), key), new):
+            return dataclasses.replace(config, **{key: new})
+    raise ValueError(
+        message(
+            given=f"{name}={value!r} together with {current!r}",
+            why="the two ask for different things",
+            allowed=f"one of them; {name} is the old spelling of {OLD_SPELLINGS[name]}",
+            do=f"remove {name}",
+        )
+    )
+
+
+def _parameters() -> list[str]:
+    """Return the parameter names of `Accelerator`, for the nearest one to be named."""
+    import inspect
+
+    from accelerate import Accelerator
+
+    return [
+        name for name in inspect.signature(Accelerator.__init__).parameters if name not in ("self", "old_spellings")
+    ]
+
+
+def choose_dynamo(backend: Any, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin:
+    """Return what `torch.compile` is asked to do: the plugin, one of `backend`, or one of the environment.
+
+    Raises:
+        ValueError: both are given.
+    """
+    if plugin is not None and backend is not None:
+        raise ValueError(
+            message(
+                given=f"dynamo_backend={backend!r} and dynamo_plugin={plugin!r}",
+                why="both say how to compile",
+                allowed="one of them",
+                do=f"pass dynamo_plugin=TorchDynamoPlugin(backend={str(backend)!r}, ...) alone",
+            )
+        )
+    return plugin if plugin is not None else TorchDynamoPlugin(backend=backend)
+
+
+def choose_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
+    """Return how gradients are accumulated: the plugin, `steps`, or ACCELERATE_GRADIENT_ACCUMULATION_STEPS.
+
+    Raises:
+        ValueError: both are given, or the number of steps is below 1.
+    """
+    if plugin is not None and steps != 1:
+        raise ValueError(
+            message(
+                given=f"gradient_accumulation_steps={steps} and gradient_accumulation_plugin={plugin!r}",
+                why="both say how many micro-batches make an update",
+                allowed="one of them",
+                do=f"pass gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps={steps}, ...) alone",
+            )
+        )
+    if plugin is None:
+        declared = option_of(Settings, "gradient_accumulation_steps")
+        plugin = GradientAccumulationPlugin(num_steps=resolve(declared, None if steps == 1 else steps))
+    if plugin.num_steps is not None and plugin.num_steps < 1:
+        raise ValueError(
+            message(
+                given=f"{plugin.num_steps} gradient accumulation steps",
+                why="an update takes at least one micro-batch",
+                allowed="a whole number from 1 on",
+                do="pass 1 to update after every batch",
+            )
+        )
+    return plugin
