@@ -64,7 +64,7 @@ class Borg:
 
     def __getattr__(self, name: str) -> NoReturn:
         kind = type(self).__name__
-        if name not in self._known_attrs and not hasattr(type(self), name):
+        if name not in self._known_attrs and name not in self._handles and not hasattr(type(self), name):
             raise AttributeError(f"{kind!r} object has no attribute {name!r}")
         raise AttributeError(self._why_missing(name))
 

@@ -132,16 +132,20 @@ class GradientState(Borg):
         if self.initialized:
             self._iterations = [each for each in self._iterations if each is not iteration]
 
-    def driving(self, since: int) -> Iteration | None:
+    def driving(self, since: int, before: Any = None) -> Iteration | None:
         """Return the iteration that an `accumulate` call belongs to, or None when none yielded after turn `since`.
 
-        It is the earliest begun of those that yielded after that turn, so that a validation loop which a training loop
-        contains never drives accumulation.
+        It is an iteration of the loader `before`, which drove the last call, or else the earliest begun of those that
+        yielded after that turn, so that a validation loop which a training loop contains never drives accumulation.
         """
-        for iteration in self._iterations:
-            if iteration.turn > since:
-                return iteration
-        return None
+        fresh = [iteration for iteration in self._iterations if iteration.turn > since]
+        if len(fresh) > 1:
+            fresh = [iteration for iteration in fresh if iteration.loader is before] or fresh
+        return fresh[0] if fresh else None
+
+    def is_live(self, iteration: Iteration) -> bool:
+        """Whether the loop of `iteration` is still running."""
+        return any(each is iteration for each in self._iterations)
 
     @property
     def active(self) -> Iteration | None:
