@@ -5,7 +5,6 @@ What the keys mean is the business of the classes in `cluster` and `sagemaker`; 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -68,6 +67,8 @@ def write_config(
 
 def to_json(content: Mapping[str, Any]) -> str:
     """Return `content` as JSON text."""
+    import json
+
     return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
@@ -101,16 +102,44 @@ def _parse(path: Path) -> Any:
     """Return what the file says, or which line can't be read."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
-        try:
-            return json.loads(text) if text.strip() else None
-        except json.JSONDecodeError as error:
-            raise _unreadable(path, str(error)) from None
-    import yaml
+        return _parse_json(path, text) if text.strip() else None
+    return _parse_yaml(path, text)
+
+
+def _parse_json(path: Path, text: str) -> Any:
+    """Return the content of JSON `text`."""
+    import json
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _refuse_twice(path, [key for key, _ in pairs])
+        return dict(pairs)
 
     try:
-        return yaml.safe_load(text)
+        return json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise _unreadable(path, str(error)) from None
+
+
+def _parse_yaml(path: Path, text: str) -> Any:
+    """Return the content of YAML `text`."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            _refuse_twice(path, [str(key.value) for key, _ in node.value])
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise _unreadable(path, " ".join(str(error).split())) from None
+
+
+def _refuse_twice(path: Path, keys: list[str]) -> None:
+    """Refuse a key that is written twice, since only one of its values could count."""
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise _unreadable(path, f"it says {', '.join(twice)} more than once")
 
 
 def _unreadable(path: Path, why: str) -> ValueError:

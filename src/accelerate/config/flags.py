@@ -87,12 +87,13 @@ def _group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGro
 
 
 def _add_switch(group: argparse._ArgumentGroup, declared: Option, spellings: list[str]) -> None:
-    """Add `--flag` for true and `--no_flag` for false."""
+    """Add `--flag` for true and, hidden from help, `--no_flag` for false."""
     shared: dict[str, Any] = {"dest": declared.dest, "default": None}
     group.add_argument(*spellings, action="store_const", const=True, help=declared.help, **shared)
     contrary = [f"--no_{spelling.lstrip('-')}" for spelling in spellings if spelling.startswith("--")]
     names = dict.fromkeys(twin for spelling in contrary for twin in twins(spelling))
-    group.add_argument(*names, action="store_const", const=False, help=argparse.SUPPRESS, **shared)
+    if not str(declared.flag).startswith("--no_"):
+        group.add_argument(*names, action="store_const", const=False, help=argparse.SUPPRESS, **shared)
 
 
 def _add_value(group: argparse._ArgumentGroup, declared: Option, spellings: list[str]) -> None:
@@ -119,7 +120,7 @@ def _reader(declared: Option, parse: Callable[[Any], Any]) -> Callable[[str], An
         except ValueError as error:
             kind = declared.kind
             raise argparse.ArgumentTypeError(
-                f"{text!r} is refused: {error}. Allowed: {kind.allowed}. {kind.advice(text)}"
+                f"{text!r} is refused: {error}; allowed: {kind.allowed}; {kind.advice(text)}"
             ) from None
 
     return read

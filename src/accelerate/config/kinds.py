@@ -42,7 +42,6 @@ class Kind(ABC):
         return f"give {self.allowed}"
 
 
-@dataclass(frozen=True)
 class Text(Kind):
     """Any text; numbers that YAML made of unquoted text become text again."""
 
@@ -56,7 +55,7 @@ class Text(Kind):
         return "text"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Integer(Kind):
     """A whole number, optionally with a smallest value; `also` are values below it that have a meaning of their own."""
 
@@ -84,7 +83,7 @@ class Integer(Kind):
         return "N"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Number(Kind):
     """A number with a fraction, optionally with a smallest value."""
 
@@ -106,7 +105,7 @@ class Number(Kind):
         return "a number" if self.minimum is None else f"a number, {self.minimum} or more"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Boolean(Kind):
     """True or false. A `switch` is a flag without a value (`--cpu`, and `--no_cpu` for the contrary)."""
 
@@ -132,7 +131,7 @@ class Boolean(Kind):
         return "true" if value else "false"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Choice(Kind):
     """One of `names`, in any case; `make` turns the name into the value, `meanings` are further spellings of names."""
 
@@ -175,7 +174,7 @@ class Choice(Kind):
         return did_you_mean(self._word(value), self.names)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Listing(Kind):
     """Several values of one kind: a list, or text with commas between them. `repeat`: the flag is given many times."""
 
@@ -203,7 +202,6 @@ class Listing(Kind):
         return ",".join(self.item.format(part) for part in value)
 
 
-@dataclass(frozen=True)
 class Section(Kind):
     """A nested group of settings: a mapping, kept as it is."""
 

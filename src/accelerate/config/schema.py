@@ -26,7 +26,6 @@ class BaseConfig:
         kind=Choice.of(ComputeEnvironment),
         yaml="compute_environment",
         help="Where the program runs.",
-        ask="In which compute environment are you running?",
     )
     distributed_type: Any = option(yaml="distributed_type", kind=Choice.of(DistributedType), help="The kind of run.")
     mixed_precision: str | None = shared(Settings, "mixed_precision")
