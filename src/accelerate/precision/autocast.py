@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from accelerate.config.autocast import AutocastKwargs
 
 
+#: The attributes of a module in which a forward can be found: in use, or kept below that of a hook.
+HOLDERS = ("forward", "_old_forward")
+
+
 @dataclass(frozen=True)
 class Autocast:
     """How to call `torch.autocast` for one precision on one kind of device.
@@ -88,9 +92,12 @@ class AutocastForward:
             output = self.original(*args, **kwargs)
         return self.convert(output)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> AutocastForward:
-        module, original = copy.deepcopy(self.module, memo), copy.deepcopy(self.original, memo)
+    def bound_to(self, module: torch.nn.Module, original: Callable[..., Any]) -> AutocastForward:
+        """Return the same for another module and its forward."""
         return AutocastForward(module, original, self.arguments, self.convert)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AutocastForward:
+        return self.bound_to(copy.deepcopy(self.module, memo), copy.deepcopy(self.original, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # At the time a pickle is read the module is still bare, so this finds the forward of its class.
@@ -104,19 +111,17 @@ def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def has_autocast(model: torch.nn.Module) -> bool:
+    """Whether the forward of `model` runs under the autocast of a precision."""
+    return any(isinstance(model.__dict__.get(holder), AutocastForward) for holder in HOLDERS)
+
+
 def strip_autocast(model: torch.nn.Module) -> None:
     """Take `AutocastForward` out of `model`, whether it is the forward itself or below that of a hook."""
-    for holder in ("forward", "_old_forward"):
-        found = model.__dict__.get(holder)
-        while isinstance(found, AutocastForward):
-            found = found.original
-            _restore(model, holder, found)
+    for holder in HOLDERS:
+        forward = model.__dict__.get(holder)
+        while isinstance(forward, AutocastForward):
+            forward = model.__dict__[holder] = forward.original
     model.__dict__.pop("_original_forward", None)
-
-
-def _restore(model: torch.nn.Module, holder: str, forward: Callable[..., Any]) -> None:
-    """Put `forward` back in place; the forward of the class needs no attribute of the instance."""
-    if holder == "forward" and forward == types.MethodType(type(model).forward, model):
+    if model.__dict__.get("forward") == types.MethodType(type(model).forward, model):
         del model.__dict__["forward"]
-    else:
-        model.__dict__[holder] = forward

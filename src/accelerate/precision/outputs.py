@@ -20,9 +20,14 @@ HALF = frozenset({torch.float16, torch.bfloat16})
 
 
 def to_fp32(output: Any) -> Any:
-    """Return `output` with its fp16 and bf16 tensors as fp32; the common case of a single tensor first."""
+    """Return `output` with its fp16 and bf16 tensors as fp32; what models return most is looked for first."""
     if isinstance(output, torch.Tensor):
         return output.float() if output.dtype in HALF else output
+    kind = type(output)
+    if kind is tuple:
+        return tuple([to_fp32(each) for each in output])
+    if kind is dict:
+        return {name: to_fp32(each) for name, each in output.items()}
     return convert_to_fp32(output)
 
 

@@ -10,21 +10,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.amp.grad_scaler import OptState
 
 from accelerate.base.messages import message
 from accelerate.precision.base import Precision, PrecisionOptions
-
-if TYPE_CHECKING:
-    from accelerate.config.scaler import GradScalerKwargs
-
-
-def make_scaler(device_type: str, handler: GradScalerKwargs | None = None) -> torch.amp.GradScaler:
-    """Return a gradient scaler for one kind of device; CPU has one too."""
-    return torch.amp.GradScaler(device_type, **({} if handler is None else handler.to_kwargs()))
 
 
 class Scaled(Precision):
@@ -38,7 +30,9 @@ class Scaled(Precision):
 
     def __init__(self, device: torch.device, options: PrecisionOptions | None = None, *, scaler: Any = None) -> None:
         super().__init__(device, options)
-        self.scaler = make_scaler(device.type, self.options.scaler) if scaler is None else scaler
+        handler = self.options.scaler
+        settings = {} if handler is None else handler.to_kwargs()
+        self.scaler = torch.amp.GradScaler(device.type, **settings) if scaler is None else scaler
         self._watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     @property
