@@ -2,6 +2,7 @@
 # make test    lint, then every test
 # make lint    ruff, mypy, import-linter
 # make format  let ruff rewrite what it can
+# make docs    rewrite the tables of settings in docs/cli.md
 # make bench   measure against accelerate 1.15.0 and plain torch (an hour or less; a quiet machine)
 #
 # Each of them first builds .venv with nothing but Python (>= 3.10), make and pip. PYTHON names another
@@ -19,7 +20,7 @@ PYTEST_ARGS ?=
 TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format bench bench-env clean
+.PHONY: help env demo test lint format docs bench bench-env clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -49,6 +50,10 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Rewrite the parts of the documentation that are read off the code.
+docs: $(STAMP)
+	$(BIN)/python -m docs.generate
 
 # The release we compare with lives in an environment of its own, so that neither sees the other.
 bench-env: $(PEER_STAMP)
