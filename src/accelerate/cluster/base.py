@@ -25,6 +25,10 @@ class ClusterEnvironment(ABC):
     title: ClassVar[str]
     #: Whether the process has a process group to join, be it the only member.
     distributed: ClassVar[bool] = True
+    #: Whether the processes talk through a process group of torch.distributed.
+    process_group: ClassVar[bool] = True
+    #: Whether the processes can talk through MPI, where torch was built with it.
+    speaks_mpi: ClassVar[bool] = False
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self.environ = os.environ if environ is None else environ

@@ -17,6 +17,7 @@ class MPI(ClusterEnvironment):
     """The variables of the MPI libraries, which torch itself doesn't read."""
 
     title = "mpirun"
+    speaks_mpi = True
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:

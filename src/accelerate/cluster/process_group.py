@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from accelerate.base.messages import did_you_mean, message, warn_once
+from accelerate.base.ports import who_holds
 from accelerate.cluster.threads import share_cores
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def start(
     timeout: timedelta | None = None,
     init_method: str | None = None,
 ) -> None:
-    """Join the default process group, unless this process is in it already.
+    """Join the default process group, unless this process is in it already or its surroundings need none.
 
     Args:
         environment: what started the processes; it knows the ranks and where they meet.
@@ -70,10 +71,17 @@ def start(
     if dist.is_initialized():
         _check_running(device)
         return
+    if not environment.process_group:
+        return
     environment.export()
     if device.type == "cpu":
         share_cores(environment.topology())
-    dist.init_process_group(backend=backend, **_options(environment, device, backend, timeout, init_method))
+    try:
+        dist.init_process_group(backend=backend, **_options(environment, device, backend, timeout, init_method))
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" in str(error):
+            raise RuntimeError(_port_taken(environment.main_port())) from error
+        raise
 
 
 def stop(group: dist.ProcessGroup | None = None) -> None:
@@ -164,6 +172,16 @@ def _check_serves(backend: str, device: torch.device, preferred: str | None) -> 
                 do="leave the backend out and the right one is chosen",
             )
         )
+
+
+def _port_taken(port: int) -> str:
+    """Return the error for a meeting point where something else listens."""
+    return message(
+        given=f"port {port} for the processes to meet",
+        why=f"it is in use by {who_holds(port) or f'another process (`ss -ltnp sport = :{port}` shows which)'}",
+        allowed="a free port, the same for every process of the run",
+        do="set MASTER_PORT to another one, or use `accelerate launch --main_process_port 0`, which picks a free one",
+    )
 
 
 def _check_running(device: torch.device) -> None:

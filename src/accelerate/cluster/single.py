@@ -13,6 +13,7 @@ class SingleProcess(ClusterEnvironment):
 
     title = "plain python"
     distributed = False
+    process_group = False
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:

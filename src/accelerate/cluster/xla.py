@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 
 from accelerate.cluster.base import ClusterEnvironment
@@ -12,11 +13,12 @@ class XlaRuntime(ClusterEnvironment):
     """The PJRT runtime of torch_xla, which hands out the ordinals."""
 
     title = "torch_xla.launch"
+    process_group = False
 
     @classmethod
     def detect(cls, environ: Mapping[str, str]) -> bool:
         """Return whether torch_xla has started the process."""
-        return "PJRT_LOCAL_PROCESS_COUNT" in environ
+        return "PJRT_LOCAL_PROCESS_COUNT" in environ and importlib.util.find_spec("torch_xla") is not None
 
     def topology(self) -> Topology:
         """Return the ordinals as ranks: one per device, counted over all machines."""

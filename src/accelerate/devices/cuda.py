@@ -8,6 +8,7 @@ import torch
 
 from accelerate.base.environ import patch_environment
 from accelerate.devices.device import Device
+from accelerate.devices.nvidia import address_of, check_peer_to_peer
 from accelerate.devices.specs import DeviceSpec
 
 
@@ -25,8 +26,11 @@ class CudaDevice(Device):
         with patch_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
             return torch.cuda.is_available()
 
+    def pci_address(self) -> str | None:
+        """Return the address on the PCI bus; older torch doesn't tell, and nvidia-smi is asked instead."""
+        known = super().pci_address()
+        return known or address_of(f"GPU-{self.module.get_device_properties(self.index or 0).uuid}")
+
     def check_multi_process(self) -> None:
         """Refuse several processes on cards whose driver breaks peer-to-peer, unless NCCL is told not to use it."""
-        from accelerate.devices.peer import check_peer_to_peer
-
         check_peer_to_peer([torch.cuda.get_device_name(index) for index in range(self.count())])

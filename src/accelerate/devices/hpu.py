@@ -64,5 +64,9 @@ class HpuDevice(Device):
         return True
 
     def supports_fp16(self) -> bool:
-        """Return whether this generation of Gaudi computes in float16; the first one doesn't."""
-        return bool(importlib.import_module("habana_frameworks.torch.utils.experimental")._is_fp16_supported())
+        """Return whether this generation of Gaudi computes in float16; the first one, called plainly so, doesn't."""
+        return self.title() != "GAUDI"
+
+    def title(self) -> str:
+        """Return the generation, such as "GAUDI2"."""
+        return str(self.module.get_device_name())

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from accelerate.base.registry import Registry
+
 _DEVICE = "accelerate.devices.device:Device"
 
 
@@ -50,6 +52,7 @@ XLA = DeviceSpec(
     package="torch_xla",
     backend="xla",
     rng_key="xm_seed",
+    exclusive=False,  # torch_xla starts the processes, and gives each its devices
     implementation="accelerate.devices.xla:XlaDevice",
 )
 MPS = DeviceSpec(
@@ -147,12 +150,15 @@ CPU = DeviceSpec(
 
 #: In order of detection: the first kind that is present is the default device.
 SPECS: tuple[DeviceSpec, ...] = (XLA, MPS, MLU, SDAA, MUSA, NPU, HPU, CUDA, XPU, NEURON, CPU)
-_BY_NAME = {spec.name: spec for spec in SPECS}
+
+ROWS: Registry[DeviceSpec] = Registry("devices")
+for _spec in SPECS:
+    ROWS.register(_spec.name, _spec)
 
 
 def spec_for(name: str) -> DeviceSpec:
     """Return the row of torch device type `name`; a generic one for a type without a row."""
-    return _BY_NAME.get(name) or _generic(name)
+    return ROWS.get(name) if name in ROWS else _generic(name)
 
 
 def _generic(name: str) -> DeviceSpec:

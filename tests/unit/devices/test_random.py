@@ -1,0 +1,127 @@
+"""Seeding, saving and restoring every random state of one process."""
+
+from __future__ import annotations
+
+import random
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from accelerate.devices.device import build_device
+from accelerate.devices.random import (
+    rng_state,
+    seed_everything,
+    set_rng_state,
+    set_stream_state,
+    stream_state,
+)
+from accelerate.devices.specs import CPU, XPU
+
+
+def draw() -> tuple[float, float, float]:
+    """Draw a number from each generator that every process has."""
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+@pytest.fixture
+def cpu():
+    return build_device(CPU)
+
+
+def test_the_same_seed_draws_the_same_numbers(cpu) -> None:
+    seed_everything(3, device=cpu)
+    first = draw()
+    seed_everything(3, device=cpu)
+    assert draw() == first
+    seed_everything(4, device=cpu)
+    assert draw() != first
+
+
+def test_the_device_is_seeded_too() -> None:
+    seeds: list[int] = []
+    seed_everything(11, device=types.SimpleNamespace(seed=seeds.append))
+    assert seeds == [11]
+
+
+def test_deterministic_algorithms_are_required_only_when_asked_for(cpu) -> None:
+    try:
+        seed_everything(0, device=cpu)
+        assert not torch.are_deterministic_algorithms_enabled()
+        seed_everything(0, device=cpu, deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_states_go_out_and_back_under_the_names_of_checkpoints(cpu) -> None:
+    states = rng_state(cpu)
+    assert sorted(states) == ["numpy_random_seed", "random_state", "torch_manual_seed"]
+    first = draw()
+    assert set_rng_state(states, device=cpu) == []
+    assert draw() == first
+
+
+def test_the_state_of_the_device_has_a_name_of_its_own(machine) -> None:
+    backend = machine.add("xpu")
+    device = build_device(XPU, 0)
+    states = rng_state(device)
+    assert [state.tolist() for state in states["torch_xpu_manual_seed"]] == [[0], [1]]
+    backend.states = [torch.tensor([9], dtype=torch.uint8)] * 2
+    set_rng_state(states, device=device)
+    assert [state.tolist() for state in backend.states] == [[0], [1]]
+
+
+def test_what_is_missing_is_told(machine, cpu) -> None:
+    machine.add("xpu")
+    assert set_rng_state(rng_state(cpu), device=build_device(XPU)) == ["torch_xpu_manual_seed"]
+
+
+@pytest.mark.parametrize(
+    ("key", "state"),
+    [("random_state", (3, (1, 2), None)), ("numpy_random_seed", ("MT19937",)), ("torch_manual_seed", torch.zeros(3))],
+)
+def test_what_can_not_be_restored_is_named(cpu, key: str, state: object) -> None:
+    with pytest.raises(ValueError, match=f"random state '{key}'"):
+        set_rng_state({key: state}, device=cpu)
+
+
+def test_states_for_other_devices_are_named(machine) -> None:
+    machine.add("xpu", count=2)
+    one = {"torch_xpu_manual_seed": [torch.zeros(1, dtype=torch.uint8)]}
+    with pytest.raises(ValueError, match=r"random state 'torch_xpu_manual_seed'[\s\S]*1 random states"):
+        set_rng_state(one, device=build_device(XPU))
+
+
+def test_one_stream_goes_out_and_back(cpu) -> None:
+    state = stream_state("torch", device=cpu)
+    first = torch.rand(3)
+    set_stream_state("torch", state, device=cpu)
+    assert torch.equal(torch.rand(3), first)
+
+
+def test_a_generator_is_a_stream(cpu) -> None:
+    generator, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    set_stream_state(
+        "generator", stream_state("generator", device=cpu, generator=generator), device=cpu, generator=other
+    )
+    assert torch.equal(torch.rand(3, generator=other), torch.rand(3, generator=generator))
+
+
+def test_the_device_is_a_stream(machine) -> None:
+    backend = machine.add("xpu")
+    device = build_device(XPU, 1)
+    assert stream_state("xpu", device=device).tolist() == [1]
+    set_stream_state("xpu", torch.tensor([6], dtype=torch.uint8), device=device)
+    assert [state.tolist() for state in backend.states] == [[0], [6]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("cuda", "computes on cpu"), ("generator", "no generator was passed"), ("nothing", "'torch'")]
+)
+def test_a_stream_that_is_not_there_is_refused(cpu, kind: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        stream_state(kind, device=cpu)
+    with pytest.raises(ValueError, match=words):
+        set_stream_state(kind, torch.zeros(1), device=cpu)
