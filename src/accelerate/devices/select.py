@@ -93,7 +93,7 @@ def _may_share(spec: DeviceSpec, backend: str | None) -> bool:
     They can when gloo carries the collectives, when each process was shown devices of its own, and when the script has
     formed its group itself and so has arranged the devices.
     """
-    if backend is not None and "gloo" in backend.lower():
+    if backend is not None and {"gloo", f"{spec.name}:gloo"} & set(backend.lower().split(",")):
         return True
     if spec.visible is not None and environ.read(spec.visible):
         return True

@@ -10,13 +10,7 @@ import pytest
 import torch
 
 from accelerate.devices.device import build_device
-from accelerate.devices.random import (
-    rng_state,
-    seed_everything,
-    set_rng_state,
-    set_stream_state,
-    stream_state,
-)
+from accelerate.devices.random import rng_state, seed_everything, set_rng_state
 from accelerate.devices.specs import CPU, XPU
 
 
@@ -92,36 +86,3 @@ def test_states_for_other_devices_are_named(machine) -> None:
     one = {"torch_xpu_manual_seed": [torch.zeros(1, dtype=torch.uint8)]}
     with pytest.raises(ValueError, match=r"random state 'torch_xpu_manual_seed'[\s\S]*1 random states"):
         set_rng_state(one, device=build_device(XPU))
-
-
-def test_one_stream_goes_out_and_back(cpu) -> None:
-    state = stream_state("torch", device=cpu)
-    first = torch.rand(3)
-    set_stream_state("torch", state, device=cpu)
-    assert torch.equal(torch.rand(3), first)
-
-
-def test_a_generator_is_a_stream(cpu) -> None:
-    generator, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
-    set_stream_state(
-        "generator", stream_state("generator", device=cpu, generator=generator), device=cpu, generator=other
-    )
-    assert torch.equal(torch.rand(3, generator=other), torch.rand(3, generator=generator))
-
-
-def test_the_device_is_a_stream(machine) -> None:
-    backend = machine.add("xpu")
-    device = build_device(XPU, 1)
-    assert stream_state("xpu", device=device).tolist() == [1]
-    set_stream_state("xpu", torch.tensor([6], dtype=torch.uint8), device=device)
-    assert [state.tolist() for state in backend.states] == [[0], [6]]
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"), [("cuda", "computes on cpu"), ("generator", "no generator was passed"), ("nothing", "'torch'")]
-)
-def test_a_stream_that_is_not_there_is_refused(cpu, kind: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        stream_state(kind, device=cpu)
-    with pytest.raises(ValueError, match=words):
-        set_stream_state(kind, torch.zeros(1), device=cpu)

@@ -82,10 +82,11 @@ def test_a_backend_without_a_row_is_found_through_torch(machine) -> None:
     assert str(select_device(cpu=False, topology=ranks(1)).torch_device) == "privateuseone:1"
 
 
-def test_more_processes_than_devices_are_refused_with_what_to_do(machine) -> None:
+@pytest.mark.parametrize("backend", [None, "xccl", "xpu:xccl,cpu:gloo"])
+def test_more_processes_than_devices_are_refused_with_what_to_do(machine, backend: str | None) -> None:
     machine.add("xpu", count=2)
     with pytest.raises(ValueError, match="3 processes on this machine, which has 2 device") as refused:
-        select_device(cpu=False, topology=ranks(2, 3))
+        select_device(cpu=False, topology=ranks(2, 3), backend=backend)
     assert "--num_processes 2" in str(refused.value)
     assert "--cpu" in str(refused.value)
 
