@@ -71,7 +71,9 @@ class MultiProcessAdapter(logging.LoggerAdapter):
         if in_order and not main_process_only:
             return self._log_in_order(level, msg, args, kwargs)
         if in_order:
-            warn_once("in_order=True has no effect together with main_process_only=True: one process has no order.")
+            warn_once(
+                "in_order=True has no effect with main_process_only=True: one process has no order.", stacklevel=3
+            )
         if self.isEnabledFor(level) and self._should_log(main_process_only in (None, True)):
             text, options = self.process(msg, kwargs)
             self.logger.log(level, text, *args, **options)
@@ -81,12 +83,14 @@ class MultiProcessAdapter(logging.LoggerAdapter):
         """Log on each rank in turn; one whose level is off, or whose handler raises, lets the others go on too."""
         state = PartialState()
         kwargs["stacklevel"] += 1
-        for rank in range(state.num_processes):
-            try:
-                if rank == state.process_index and self.isEnabledFor(level):
-                    text, options = self.process(msg, kwargs)
-                    self.logger.log(level, text, *args, **options)
-            finally:
+        for _ in range(state.process_index):
+            state.wait_for_everyone()
+        try:
+            if self.isEnabledFor(level):
+                text, options = self.process(msg, kwargs)
+                self.logger.log(level, text, *args, **options)
+        finally:
+            for _ in range(state.process_index, state.num_processes):
                 state.wait_for_everyone()
 
     def warning_once(self, *args: Any, **kwargs: Any) -> None:

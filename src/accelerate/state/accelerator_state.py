@@ -130,6 +130,11 @@ class AcceleratorState(ProcessState):
         return enabled[0] if enabled else "no"
 
     @property
+    def fork_launched(self) -> bool:  # type: ignore[override]
+        """Whether a launcher forked this process, and ends its process group."""
+        return self.__dict__.get("fork_launched", False)
+
+    @property
     def is_fsdp2(self) -> bool:
         """Whether parameters are sharded by FSDP in its second version."""
         return getattr(self.__dict__.get("fsdp_plugin"), "fsdp_version", 1) == 2
@@ -202,7 +207,7 @@ def _warn_of_other_plugins(state: AcceleratorState, asked: dict[str, Any]) -> No
             warn_once(
                 f"The {name} of this Accelerator has no effect: all Accelerators of a process share the state of the "
                 "first one, which was built with another. Call AcceleratorState._reset_state() before to start over.",
-                stacklevel=5,
+                stacklevel=4,
             )
 
 

@@ -137,5 +137,5 @@ def _warn_too_late(state: PartialState, cpu: bool, settings: GroupSettings) -> N
         warn_once(
             f"PartialState({asked}) has no effect: the state exists already, with {running}. Pass it where the state "
             "is first built, or call PartialState._reset_state() before.",
-            stacklevel=4,
+            stacklevel=3,
         )

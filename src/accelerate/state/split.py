@@ -17,7 +17,7 @@ import torch
 
 from accelerate.base.messages import message, warn_once
 
-DIVISIBLE = "lists, tuples, tensors, numpy arrays, datasets.Dataset, and dictionaries (nested too) of these"
+DIVISIBLE = "lists, tuples, ranges, tensors, numpy arrays, datasets.Dataset, and dictionaries (nested too) of these"
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ def share_of(length: int, rank: int, world_size: int, apply_padding: bool = Fals
 
 
 def split(inputs: Any, rank: int, world_size: int, apply_padding: bool = False) -> Any:
-    """Return the part of `inputs` that belongs to `rank`, of the same type.
+    """Return the part of `inputs` that belongs to `rank`, of the same type (a list, of a range).
 
     Args:
-        inputs: items in a list, tuple, tensor or numpy array (along dimension 0) or `datasets.Dataset`, or columns of
-            equal length in a dictionary or named tuple, nested as one likes. One process gets `inputs` itself. Anything
-            else can't be divided, so every process gets the whole, with a warning.
+        inputs: items in a list, tuple, range, tensor or numpy array (along dimension 0) or `datasets.Dataset`, or
+            columns of equal length in a dictionary or named tuple, nested as one likes. One process gets `inputs`
+            itself. Anything else can't be divided, so every process gets the whole, with a warning.
         apply_padding: repeat the last item where a rank would have one less than others.
 
     Raises:
@@ -55,7 +55,7 @@ def split(inputs: Any, rank: int, world_size: int, apply_padding: bool = False) 
         warn_once(
             f"split_between_processes can't divide a {type(inputs).__name__}, so every process gets the whole of it. "
             f"What it divides: {DIVISIBLE}.",
-            stacklevel=5,
+            stacklevel=4,
         )
         return inputs
     length = _common_length(inputs)
@@ -121,7 +121,7 @@ def _length(column: Any) -> int | None:
     """Return how many items a column has, or None for what can't be divided."""
     if isinstance(column, torch.Tensor | np.ndarray):
         return len(column) if column.ndim else None
-    return len(column) if isinstance(column, list | tuple) or _is_dataset(column) else None
+    return len(column) if isinstance(column, list | tuple | range) or _is_dataset(column) else None
 
 
 def _is_dataset(data: Any) -> bool:
@@ -135,6 +135,7 @@ def _take(column: Any, share: Share) -> Any:
     if _is_dataset(column):
         last = [len(column) - 1] if share.repeats_last else []
         return column.select([*range(share.start, share.stop), *last])
+    column = list(column) if isinstance(column, range) else column
     part = column[share.start : share.stop]
     if not share.repeats_last:
         return part

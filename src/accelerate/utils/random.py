@@ -8,10 +8,10 @@ import torch
 
 from accelerate.base.messages import message
 from accelerate.config.enums import RNGType
+from accelerate.data_loader import rng
 from accelerate.devices.random import seed_everything
 from accelerate.devices.select import default_device
 from accelerate.state import PartialState
-from accelerate.state.streams import synchronize_stream
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
@@ -44,15 +44,12 @@ def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torc
     Raises:
         ValueError: this process has no such stream.
     """
-    state = PartialState()
-    kind = RNGType.GENERATOR if rng_type is None else rng_type
-    synchronize_stream(str(kind), collectives=state._collectives, device=state._device_handle, generator=generator)
+    synchronize_rng_states([RNGType.GENERATOR if rng_type is None else rng_type], generator)
 
 
 def synchronize_rng_states(rng_types: Iterable[RNGType | str], generator: torch.Generator | None = None) -> None:
     """Put several streams of random numbers of every process where those of the main process are."""
-    for rng_type in rng_types:
-        synchronize_rng_state(rng_type, generator)
+    rng.synchronize_rng_states(PartialState().runtime(), rng_types, generator)
 
 
 def _no_index_yet() -> str:
