@@ -173,6 +173,27 @@ def test_the_outermost_pass_that_yielded_drives_accumulation():
     assert driven(GradientState(), state.turn) is None
 
 
+def test_the_loader_that_drove_before_goes_on_driving():
+    state, auxiliary, train = GradientState(), Loader(4), Loader(2)
+    helping = iter(auxiliary)  # begun before the training loop, and drawn from in each of its steps
+    next(helping)
+    for _ in train:
+        mark = state.turn - 1
+        next(helping)
+        assert state.driving(mark, train).loader is train
+        assert state.driving(mark, None).loader is auxiliary
+        assert state.driving(mark, object()).loader is auxiliary
+
+
+def test_a_pass_is_live_until_its_loop_ends():
+    state, loader = GradientState(), Loader(1)
+    for _ in loader:
+        iteration = state.active
+        assert state.is_live(iteration)
+    assert not state.is_live(iteration)
+    assert not state.is_live(Iteration(loader))
+
+
 def test_a_pass_that_outlives_a_reset_ends_quietly():
     loader = Loader(2)
     running = iter(loader)
