@@ -1,1 +1,48 @@
+"""Keep your own PyTorch loop and run it anywhere.
+
+The names below, and the submodules, are imported when they are first used: `import accelerate` imports no torch.
+"""
+
+from __future__ import annotations
+
+from accelerate._lazy import lazy_exports
+from accelerate.base.environ import parse_flag_from_env
+
 __version__ = "1.16.0"
+
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "accelerate.accelerator": ["Accelerator"],
+        "accelerate.base.packages": ["is_rich_available"],
+        "accelerate.config.autocast": ["AutocastKwargs"],
+        "accelerate.config.data_loader": ["DataLoaderConfiguration"],
+        "accelerate.config.ddp": ["DistributedDataParallelKwargs"],
+        "accelerate.config.enums": ["DDPCommunicationHookType", "DistributedType"],
+        "accelerate.config.process_group": ["InitProcessGroupKwargs"],
+        "accelerate.config.profile": ["ProfileKwargs"],
+        "accelerate.config.scaler": ["GradScalerKwargs"],
+        "accelerate.data_loader": ["skip_first_batches"],
+        "accelerate.devices.memory": ["find_executable_batch_size"],
+        "accelerate.state": ["PartialState"],
+        "accelerate.utils.random": ["synchronize_rng_states"],
+    },
+    submodules=[
+        "accelerator",
+        "checkpointing",
+        "commands",
+        "data_loader",
+        "launchers",
+        "local_sgd",
+        "logging",
+        "memory_utils",
+        "optimizer",
+        "scheduler",
+        "state",
+        "test_utils",
+        "utils",
+    ],
+)
+
+if parse_flag_from_env("ACCELERATE_ENABLE_RICH"):
+    from accelerate.utils import rich  # noqa: F401  (installs the traceback handler)

@@ -8,18 +8,32 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from accelerate.base.messages import did_you_mean, message
 from accelerate.config.autocast import AutocastKwargs
 from accelerate.config.data_loader import DataLoaderConfiguration
+from accelerate.config.ddp import DistributedDataParallelKwargs
 from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.gradient_accumulation import GradientAccumulationPlugin
 from accelerate.config.option import option_of
+from accelerate.config.process_group import InitProcessGroupKwargs
+from accelerate.config.profile import ProfileKwargs
 from accelerate.config.resolve import Settings, resolve
+from accelerate.config.scaler import GradScalerKwargs
 
 #: The default of an argument for which None would mean something.
 UNSET: Any = object()
+
+#: The attribute of `Accelerator` that each kind of handler is stored on.
+HANDLERS: dict[type, str] = {
+    AutocastKwargs: "autocast_handler",
+    DistributedDataParallelKwargs: "ddp_handler",
+    GradScalerKwargs: "scaler_handler",
+    InitProcessGroupKwargs: "init_handler",
+    ProfileKwargs: "profile_handler",
+}
 
 #: Old keyword of `Accelerator` -> what replaces it, as a person would write it.
 OLD_SPELLINGS: dict[str, str] = {
@@ -60,8 +74,12 @@ def refuse_missing_capabilities(**arguments: Any) -> None:
             )
 
 
-def modern_spellings(old: dict[str, Any], **modern: Any) -> dict[str, Any]:
+def modern_spellings(old: dict[str, Any], known: Callable[[], Iterable[str]], **modern: Any) -> dict[str, Any]:
     """Return `modern` (`mixed_precision`, `dataloader_config`) with what `old` keyword arguments ask for.
+
+    Args:
+        old: keyword arguments that the signature of today doesn't have.
+        known: the names in that signature, for the nearest one to be named.
 
     Raises:
         TypeError: an argument that no release had.
@@ -74,7 +92,7 @@ def modern_spellings(old: dict[str, Any], **modern: Any) -> dict[str, Any]:
                     given=f"Accelerator({name}={value!r})",
                     why="it has no such argument",
                     allowed="the arguments in the signature of Accelerator",
-                    do=did_you_mean(name, [*_parameters(), *OLD_SPELLINGS]),
+                    do=did_you_mean(name, [*known(), *OLD_SPELLINGS]),
                 )
             )
         warnings.warn(
@@ -130,17 +148,6 @@ def _merged(name: str, value: Any, current: Any, key: str | None, new: Any) -> A
     )
 
 
-def _parameters() -> list[str]:
-    """Return the parameter names of `Accelerator`, for the nearest one to be named."""
-    import inspect
-
-    from accelerate import Accelerator
-
-    return [
-        name for name in inspect.signature(Accelerator.__init__).parameters if name not in ("self", "old_spellings")
-    ]
-
-
 def choose_dynamo(backend: Any, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin:
     """Return what `torch.compile` is asked to do: the plugin, one of `backend`, or one of the environment.
 
@@ -187,3 +194,25 @@ def choose_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -
             )
         )
     return plugin
+
+
+def sort_handlers(handlers: Iterable[Any]) -> dict[str, Any]:
+    """Return each handler under its attribute's name, None where none was passed.
+
+    Raises:
+        ValueError: an object that is no handler, or a second one of its class.
+    """
+    found: dict[str, Any] = dict.fromkeys(HANDLERS.values())
+    for handler in handlers:
+        attribute = HANDLERS.get(type(handler), "")
+        if not attribute or found[attribute] is not None:
+            raise ValueError(
+                message(
+                    given=f"{'a second' if attribute else 'a'} {type(handler).__name__} in kwargs_handlers",
+                    why="each handler is stored once, by its class",
+                    allowed=f"at most one object of each of {', '.join(kind.__name__ for kind in HANDLERS)}",
+                    do="remove it; plugins such as GradientAccumulationPlugin have an argument of their own",
+                )
+            )
+        found[attribute] = handler
+    return found

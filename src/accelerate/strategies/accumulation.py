@@ -1,0 +1,206 @@
+"""Gradient accumulation: which micro-batches make one update, and how their gradients are weighted.
+
+A window belongs to the models passed to `accumulate`, so that two models trained in turn don't count each other's
+micro-batches, and it ends with the data loader that the training loop iterates, so that a validation loop, an early
+`break` or a second loader never change when an update happens.
+
+Two corrections are made when a window closes, just before clipping or stepping: a window shorter than
+`gradient_accumulation_steps` is scaled by its real length when `scale_short_window` is set, and losses weighted by
+items (tokens) are divided by the number of items of the whole window over all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from accelerate.base.messages import message
+from accelerate.comm.collectives import Collectives
+from accelerate.state.gradient import GradientState, Iteration
+
+
+@dataclass(eq=False)
+class Window:
+    """The micro-batches of one set of models since its last update."""
+
+    models: tuple[torch.nn.Module, ...] = ()
+    step: int = 0  #: micro-batches since the loader began; an update is due when it is a multiple of num_steps
+    length: int = 0  #: micro-batches since the last update
+    due: bool = False  #: the update of this window is due, or has been made
+    unsettled: bool = False  #: it is due and its gradients have not been corrected yet
+    items: torch.Tensor | None = None  #: items (tokens) of this rank since the last update; None: not weighted
+    weight: torch.Tensor | int | None = None  #: items of the current micro-batch
+    iteration: Iteration | None = None  #: the data loader iteration that the last micro-batch came from
+    turn: int = 0  #: the turn of the data loaders that it came from
+    calls: int = 0  #: micro-batches made from that turn so far
+    calls_before: int = 1  #: micro-batches made from the turn before it
+
+
+class Accumulation:
+    """Decides when gradients are synchronised and applied.
+
+    Args:
+        gradient_state: holds `sync_gradients`, the plugin's values and the live data loader iterations.
+        collectives: sums the item counts of the data-parallel ranks.
+        no_sync: returns the context in which backward passes of a model do not communicate.
+        all_models: the models that a window without models of its own speaks of.
+    """
+
+    def __init__(
+        self,
+        gradient_state: GradientState,
+        collectives: Collectives,
+        no_sync: Callable[[torch.nn.Module], AbstractContextManager[Any]],
+        all_models: Sequence[torch.nn.Module],
+    ) -> None:
+        self.gradient_state = gradient_state
+        self.collectives = collectives
+        self.no_sync = no_sync
+        self.all_models = all_models
+        self.windows: dict[tuple[int, ...], Window] = {}
+        self.current = Window()
+
+    @property
+    def step(self) -> int:
+        """Micro-batches of the current window's models since their data loader began."""
+        return self.current.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self.current.step = value
+        if self.current not in self.windows.values():
+            self.windows[_RESTORED] = self.current
+
+    def window_of(self, models: tuple[torch.nn.Module, ...]) -> Window:
+        """Return the window of `models`; the first one asked for takes up a restored position."""
+        key = tuple(map(id, models))
+        window = self.windows.get(key)
+        if window is None:
+            window = self.windows.pop(_RESTORED, None) or Window()
+            window.models = models
+            self.windows[key] = window
+        return window
+
+    def begin(self, models: tuple[torch.nn.Module, ...], num_items: torch.Tensor | int | None) -> bool:
+        """Count one micro-batch of `models` and return whether an update is due after it."""
+        window = self.current = self.window_of(models)
+        state = self.gradient_state
+        if window.due:
+            window.length, window.items = 0, None
+        window.length += 1
+        window.step += 1
+        window.due = window.unsettled = self._is_last(window) or window.step % state.num_steps == 0
+        if num_items is not None or window.items is not None:
+            self._weigh(window, num_items)
+        state._set_sync_gradients(window.due)
+        return window.due
+
+    def end(self) -> None:
+        """Leave the micro-batch: a loss outside of it is not weighted."""
+        self.current.weight = None
+
+    def loss_scale(self) -> torch.Tensor | float | None:
+        """Return what a loss is multiplied with before its backward pass; None: nothing."""
+        if self.current.weight is not None:
+            return self.current.weight
+        steps = self.gradient_state.num_steps
+        return None if steps == 1 else 1 / steps
+
+    def forget(self) -> None:
+        """Forget all windows; nothing is under way any more."""
+        self.windows.clear()
+        self.current = Window()
+
+    def settle(self) -> None:
+        """Correct the gradients of a window that is due, once; called before gradients are clipped or applied."""
+        window = self.current
+        if not window.unsettled:
+            return
+        window.unsettled = False
+        factor: torch.Tensor | float
+        if window.items is not None:
+            total = self.collectives.all_reduce(window.items.clone(), "sum")
+            factor = self.collectives.world_size / total.clamp(min=1)
+        elif self.gradient_state.scale_short_window and window.length < self.gradient_state.num_steps:
+            factor = self.gradient_state.num_steps / window.length
+        else:
+            return
+        scale_gradients(window.models or tuple(self.all_models), factor)
+
+    def _is_last(self, window: Window) -> bool:
+        """Whether this micro-batch is the last one of the data loader that the training loop iterates.
+
+        A loop that makes several micro-batches of each batch ends with as many of the last batch.
+        """
+        state = self.gradient_state
+        iteration = state.driving(window.turn, window.iteration and window.iteration.loader)
+        if iteration is not None:
+            window.iteration, window.turn = iteration, state.turn
+            window.calls_before, window.calls = max(window.calls, 1), 0
+        window.calls += 1
+        if window.iteration is None or not window.iteration.end_of_dataloader or not state.sync_with_dataloader:
+            return False
+        if not state.is_live(window.iteration) or window.calls < window.calls_before:
+            return False
+        window.step = 0
+        return True
+
+    def _weigh(self, window: Window, num_items: torch.Tensor | int | None) -> None:
+        if (num_items is None) != (window.items is None) and window.length > 1:
+            raise ValueError(
+                message(
+                    given=f"accumulate(num_items={num_items!r}) for micro-batch {window.length} of a window",
+                    why="the micro-batches of one update are either all weighted by their number of items or none is",
+                    allowed="num_items on every micro-batch of a window, or on none",
+                    do="pass num_items (for example the number of label tokens) in each call of `accumulate`",
+                )
+            )
+        window.weight = num_items
+        count = torch.as_tensor(num_items, device=self.collectives.device).detach()
+        window.items = count.clone() if window.items is None else window.items + count
+
+
+#: The key of a window whose position was restored before its models were seen.
+_RESTORED = (-1,)
+
+
+class Accumulate:
+    """The context that `Accelerator.accumulate` returns: one micro-batch of a window."""
+
+    __slots__ = ("accumulation", "contexts", "models", "num_items")
+
+    def __init__(
+        self, accumulation: Accumulation, models: tuple[torch.nn.Module, ...], num_items: torch.Tensor | int | None
+    ) -> None:
+        self.accumulation = accumulation
+        self.models = models
+        self.num_items = num_items
+        self.contexts: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> None:
+        accumulation = self.accumulation
+        if accumulation.begin(self.models, self.num_items) or accumulation.gradient_state.sync_each_batch:
+            return
+        for model in self.models:
+            context = accumulation.no_sync(model)
+            context.__enter__()
+            self.contexts.append(context)
+
+    def __exit__(self, *error: Any) -> None:
+        while self.contexts:
+            self.contexts.pop().__exit__(*error)
+        self.accumulation.end()
+
+
+@torch.no_grad()
+def scale_gradients(models: Sequence[torch.nn.Module], factor: torch.Tensor | float) -> None:
+    """Multiply the gradients of `models` in place with `factor` (a number or a 0-d tensor)."""
+    gradients = {
+        parameter: parameter.grad for model in models for parameter in model.parameters() if parameter.grad is not None
+    }
+    if gradients:
+        torch._foreach_mul_(list(gradients.values()), factor)

@@ -1,0 +1,41 @@
+"""Which strategy a run uses: decided once, when the `Accelerator` is built.
+
+A strategy is a file, a line in `STRATEGIES` and, when it is chosen by itself, a line in `CHOICES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from accelerate.base.messages import message
+from accelerate.base.registry import Registry
+from accelerate.strategies.base import Setup, Strategy
+
+STRATEGIES: Registry[type[Strategy]] = Registry("strategies")
+STRATEGIES.register("single", "accelerate.strategies.single:SingleProcess")
+STRATEGIES.register("ddp", "accelerate.strategies.ddp:DataParallel")
+
+#: Asked in order; the first that says yes is the strategy of the run.
+CHOICES: tuple[tuple[str, Callable[[Setup], bool]], ...] = (
+    ("ddp", lambda setup: setup.runtime.topology.world_size > 1),
+    ("single", lambda setup: True),
+)
+
+
+def select_strategy(setup: Setup) -> Strategy:
+    """Return the strategy for this run.
+
+    Raises:
+        RuntimeError: several XLA processes, whose gradients this version can't exchange.
+    """
+    name = next(name for name, wanted in CHOICES if wanted(setup))
+    if name == "ddp" and setup.runtime.device.spec.name == "xla":
+        raise RuntimeError(
+            message(
+                given=f"{setup.runtime.topology.world_size} XLA processes",
+                why="training on several XLA devices needs a strategy that this version does not have",
+                allowed="one XLA process, or any number of processes on another kind of device",
+                do="start one process (--num_processes 1)",
+            )
+        )
+    return STRATEGIES.get(name)(setup)

@@ -1,0 +1,17 @@
+"""The memory utilities, as scripts import them."""
+
+from __future__ import annotations
+
+from accelerate.devices.memory import (
+    clear_device_cache,
+    find_executable_batch_size,
+    release_memory,
+    should_reduce_batch_size,
+)
+
+__all__ = [
+    "clear_device_cache",
+    "find_executable_batch_size",
+    "release_memory",
+    "should_reduce_batch_size",
+]

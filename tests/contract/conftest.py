@@ -1,0 +1,48 @@
+"""Worlds of one, two and four processes, each started once per test worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from .world import World, reset_states
+
+_world = cache(World)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _close_worlds() -> Iterator[None]:
+    yield
+    for size in (2, 3, 4):
+        _world(size).close()
+
+
+class Alone:
+    """A world of one: the calling process."""
+
+    size = 1
+
+    def run(self, function, *args, **kwargs):
+        reset_states()
+        try:
+            return [function(*args, **kwargs)]
+        finally:
+            reset_states()
+
+
+def world_of(size: int) -> World | Alone:
+    return Alone() if size == 1 else _world(size)
+
+
+@pytest.fixture(params=[1, 2, 4], ids="processes={}".format)
+def world(request: pytest.FixtureRequest) -> World | Alone:
+    """A world of one, two and four processes in turn."""
+    return world_of(request.param)
+
+
+@pytest.fixture
+def pair() -> World:
+    """Two processes."""
+    return _world(2)
