@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from accelerate.base.messages import message
 from accelerate.config.enums import DDPCommunicationHookType
 from accelerate.config.kwargs import KwargsHandler
 from accelerate.config.option import Choice, Option
@@ -49,6 +50,11 @@ class DistributedDataParallelKwargs(KwargsHandler):
     def __post_init__(self) -> None:
         self.comm_hook = HOOK.read(self.comm_hook, "comm_hook")
         self.comm_wrapper = WRAPPER.read(self.comm_wrapper, "comm_wrapper")
+        if self.comm_wrapper != HookType.NO and self.comm_hook == HookType.NO:
+            raise _without_effect(f"comm_wrapper={self.comm_wrapper.value!r} without a comm_hook", "comm_wrapper")
+        if self.comm_state_option and self.comm_hook in (HookType.FP16, HookType.BF16):
+            given = f"comm_state_option={self.comm_state_option} with comm_hook={self.comm_hook.value!r}"
+            raise _without_effect(given, "comm_state_option")
 
     def to_dict(
         self, ignore_keys: Iterable[str] = ("comm_hook", "comm_wrapper", "comm_state_option")
@@ -84,3 +90,15 @@ class DistributedDataParallelKwargs(KwargsHandler):
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
         return PowerSGDState(**{"process_group": None, **self.comm_state_option})
+
+
+def _without_effect(given: str, name: str) -> ValueError:
+    """Return the error for a setting of a hook that isn't there."""
+    return ValueError(
+        message(
+            given=given,
+            why=f"{name} changes what a hook does, and would be ignored",
+            allowed="comm_wrapper with any comm_hook; comm_state_option with power_sgd and batched_power_sgd",
+            do=f"choose such a comm_hook, or leave {name} out",
+        )
+    )

@@ -21,8 +21,9 @@ def modernise(raw: Mapping[str, Any]) -> dict[str, Any]:
     _replace(content, "fp16", "mixed_precision", _precision_of_fp16)
     _replace(content, "dynamo_backend", "dynamo_config", _section_of_dynamo_backend)
     for (section, old), new in RENAMED_KEYS.items():
-        if old in (content.get(section) or {}):
-            content[section] = _renamed(content[section], old, new)
+        settings = content.get(section)
+        if isinstance(settings, Mapping) and old in settings:
+            content[section] = _renamed(settings, old, new)
     return content
 
 

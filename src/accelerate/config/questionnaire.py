@@ -31,9 +31,10 @@ def ask(
     """
     known = dict(answers or {})
     given: dict[str, Any] = {}
-    for declared in (declared for cls in classes for declared in options(cls).values()):
-        if declared.ask is None or not (declared.when is None or declared.when(given)):
-            continue
+    open_questions = [declared for cls in classes for declared in options(cls).values() if declared.ask]
+    # From the top after every answer: a question may hang on one that stands below it in the file.
+    while declared := next((one for one in open_questions if one.when is None or one.when(given)), None):
+        open_questions.remove(declared)
         suggestion = known.get(declared.dest, declared.default if declared.suggest is None else declared.suggest)
         answer = (prompt or on_terminal)(declared, suggestion, (offer or {}).get(declared.dest))
         if answer not in (None, ""):

@@ -84,7 +84,7 @@ class Settings:
         env="ACCELERATE_DEBUG_MODE",
         group="Hardware Selection Arguments",
         help="Check shapes and devices before every collective operation, and name the call that differs.",
-        ask="Should collective operations be checked while running, for debugging? This slows the run down.",
+        ask="Should collective operations be checked while running (slow, for debugging)?",
     )
     enable_cpu_affinity: bool = option(
         False,
