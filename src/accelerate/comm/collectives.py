@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.distributed as dist
 
-from ..base.messages import message
+from accelerate.base.messages import message
 
 Reduction = Literal["sum", "mean", "max", "min"]
 
@@ -30,6 +30,8 @@ FP8 = tuple(
 MOVED_AS_IS = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int8, torch.uint8}
 )
+# What every backend reduces as it is, with any of the four operations.
+REDUCED_AS_IS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 # What no backend adds up, and the type that holds its values for the time of a reduction.
 REDUCED_IN = {
     torch.bool: torch.uint8,
@@ -68,15 +70,18 @@ class Collectives(ABC):
         Returns:
             A new tensor `[world_size, *shape]` on `self.device`.
         """
-        tensor = tensor.detach().to(self.device)
-        flat = tensor.reshape(-1).contiguous()
+        return self.gather_flat(tensor).view(self.world_size, *tensor.shape)
+
+    def gather_flat(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the elements of every rank's tensor, one rank after the other: `[world_size * n]`."""
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        flat = tensor.to(self.device).reshape(-1).contiguous()
         if not flat.numel():
-            return tensor.new_empty((self.world_size, *tensor.shape))
-        if self.packs_bytes and tensor.dtype not in MOVED_AS_IS:
-            rows = self._gather_rows(flat.view(torch.uint8)).view(tensor.dtype)
-        else:
-            rows = self._gather_rows(flat)
-        return rows.view(self.world_size, *tensor.shape)
+            return flat
+        if self.packs_bytes and flat.dtype not in MOVED_AS_IS:
+            return self._gather_flat(flat.view(torch.uint8)).view(flat.dtype)
+        return self._gather_flat(flat)
 
     def all_reduce(self, tensor: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
         """Combine the tensors of all ranks, element by element, in place.
@@ -95,6 +100,17 @@ class Collectives(ABC):
             TypeError: the mean of booleans, or the order of complex numbers, was asked for.
         """
         local = tensor.detach()
+        if local.dtype in REDUCED_AS_IS and local.device == self.device and local.is_contiguous():
+            if local.numel():
+                self._reduce(local, "sum" if op == "mean" else op)
+                if op == "mean":
+                    local.div_(self.world_size)
+        else:
+            self._reduce_converted(local, op)
+        return tensor
+
+    def _reduce_converted(self, local: torch.Tensor, op: Reduction) -> None:
+        """Reduce what has to be moved, laid out or converted first, and bring the result back."""
         check_reducible(local.dtype, op)
         wire = _reducible(local, op)
         moved = wire.to(self.device).contiguous()
@@ -106,7 +122,6 @@ class Collectives(ABC):
                 wire.copy_(moved)
             if wire.dtype is not local.dtype and not local.is_complex():
                 local.copy_(wire)
-        return tensor
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Overwrite the tensor of every rank with that of rank `source` of this set, in place.
@@ -128,8 +143,8 @@ class Collectives(ABC):
         return tensor
 
     @abstractmethod
-    def _gather_rows(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return `[world_size, n]` from the contiguous `[n]` of every rank."""
+    def _gather_flat(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return `[world_size * n]` from the contiguous `[n]` of every rank."""
 
     @abstractmethod
     def _reduce(self, tensor: torch.Tensor, op: Reduction) -> None:
@@ -158,8 +173,8 @@ class Alone(Collectives):
     def __init__(self, device: torch.device | str = "cpu", debug: bool = False) -> None:
         super().__init__(0, 1, device, debug)
 
-    def _gather_rows(self, flat: torch.Tensor) -> torch.Tensor:
-        return flat.clone().unsqueeze(0)
+    def _gather_flat(self, flat: torch.Tensor) -> torch.Tensor:
+        return flat.clone()
 
     def _reduce(self, tensor: torch.Tensor, op: Reduction) -> None:
         pass
@@ -210,10 +225,10 @@ class TorchCollectives(Collectives):
         named = self.device.type != "cpu" and self.device.index is not None and dist.get_backend(group) != "gloo"
         self._barrier_ids = [self.device.index] if named else None
 
-    def _gather_rows(self, flat: torch.Tensor) -> torch.Tensor:
-        rows = flat.new_empty(self.world_size * flat.numel())
-        dist.all_gather_into_tensor(rows, flat, group=self.group)
-        return rows.view(self.world_size, -1)
+    def _gather_flat(self, flat: torch.Tensor) -> torch.Tensor:
+        gathered = flat.new_empty(self.world_size * flat.numel())
+        _all_gather_single(gathered, flat, group=self.group)
+        return gathered
 
     def _reduce(self, tensor: torch.Tensor, op: Reduction) -> None:
         dist.all_reduce(tensor, _TORCH_OPS[op], group=self.group)
@@ -257,8 +272,8 @@ class XlaCollectives(Collectives):
         self._xla = xla_model
         self._ops = {"sum": xla_model.REDUCE_SUM, "max": xla_model.REDUCE_MAX, "min": xla_model.REDUCE_MIN}
 
-    def _gather_rows(self, flat: torch.Tensor) -> torch.Tensor:
-        return self._xla.all_gather(flat, dim=0, pin_layout=False).view(self.world_size, -1)
+    def _gather_flat(self, flat: torch.Tensor) -> torch.Tensor:
+        return self._xla.all_gather(flat, dim=0, pin_layout=False)
 
     def _reduce(self, tensor: torch.Tensor, op: Reduction) -> None:
         self._xla.all_reduce(self._ops[op], [tensor])  # a list is reduced in place
@@ -282,6 +297,8 @@ class XlaCollectives(Collectives):
         self._xla.rendezvous("accelerate.barrier")
 
 
+# the function has its second name since torch 2.13, where the first one warns
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _TORCH_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 

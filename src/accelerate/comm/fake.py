@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .collectives import Collectives, Reduction
+from accelerate.comm.collectives import Collectives, Reduction
 
 T = TypeVar("T")
 
@@ -75,8 +75,8 @@ class FakeCollectives(Collectives):
         super().__init__(rank, meeting.world_size, device, debug)
         self._meeting = meeting
 
-    def _gather_rows(self, flat: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._meet("all_gather", flat))
+    def _gather_flat(self, flat: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self._meet("all_gather", flat))
 
     def _reduce(self, tensor: torch.Tensor, op: Reduction) -> None:
         stacked = torch.stack(self._meet(f"all_reduce {op}", tensor))
