@@ -20,6 +20,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.ticker import MaxNLocator
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -85,7 +86,7 @@ def draw_curve(losses: list[float], accuracies: list[float], path: Path) -> None
     right = left.twinx()
     right.plot(epochs, [100 * accuracy for accuracy in accuracies], color="tab:orange", marker="o", markersize=3)
     right.set_ylabel("accuracy, %", color="tab:orange")
-    left.xaxis.get_major_locator().set_params(integer=True)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

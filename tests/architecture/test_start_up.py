@@ -14,19 +14,10 @@ import pytest
 
 from tests.architecture import source
 
-TORCH_FREE = (
-    "__init__.py",
-    "_lazy.py",
-    "base",
-    "config",
-    "launchers",
-    "commands",
-    "devices/specs.py",
-    "utils/__init__.py",
-)
+TORCH_FREE = ("__init__.py", "_lazy.py", "base", "config", "launchers", "commands", "devices/specs.py")
 
 # Modules that may come with a start, beyond those of a bare interpreter. What is measured today is well below.
-PACKAGE_BUDGET = 25
+PACKAGE_BUDGET = 45
 COMMAND_BUDGET = 260
 ACCELERATOR_BUDGET = 160
 
