@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -55,12 +54,11 @@ class Text(Kind):
         return "text"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Integer(Kind):
     """A whole number, optionally with a smallest value; `also` are values below it that have a meaning of their own."""
 
-    minimum: int | None = None
-    also: tuple[int, ...] = ()
+    def __init__(self, minimum: int | None = None, also: tuple[int, ...] = ()) -> None:
+        self.minimum, self.also = minimum, also
 
     def parse(self, value: Any) -> int:
         if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
@@ -83,11 +81,11 @@ class Integer(Kind):
         return "N"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Number(Kind):
     """A number with a fraction, optionally with a smallest value."""
 
-    minimum: float | None = None
+    def __init__(self, minimum: float | None = None) -> None:
+        self.minimum = minimum
 
     def parse(self, value: Any) -> float:
         try:
@@ -105,11 +103,11 @@ class Number(Kind):
         return "a number" if self.minimum is None else f"a number, {self.minimum} or more"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Boolean(Kind):
     """True or false. A `switch` is a flag without a value (`--cpu`, and `--no_cpu` for the contrary)."""
 
-    switch: bool = True
+    def __init__(self, switch: bool = True) -> None:
+        self.switch = switch
 
     def parse(self, value: Any) -> bool:
         word = str(value).strip().lower()
@@ -131,13 +129,13 @@ class Boolean(Kind):
         return "true" if value else "false"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Choice(Kind):
     """One of `names`, in any case; `make` turns the name into the value, `meanings` are further spellings of names."""
 
-    names: tuple[str, ...]
-    make: Callable[[str], Any] = str
-    meanings: Mapping[str, str] | None = None
+    def __init__(
+        self, names: tuple[str, ...], make: Callable[[str], Any] = str, meanings: Mapping[str, str] | None = None
+    ) -> None:
+        self.names, self.make, self.meanings = names, make, meanings or {}
 
     @classmethod
     def of(cls, enum: type[Enum], *, lower: bool = False, meanings: Mapping[str, str] | None = None) -> Choice:
@@ -148,7 +146,7 @@ class Choice(Kind):
     def parse(self, value: Any) -> Any:
         by_lower = {name.lower(): name for name in self.names}
         word = self._word(value)
-        word = (self.meanings or {}).get(word, word)
+        word = self.meanings.get(word, word)
         if word not in by_lower:
             raise ValueError("it isn't one of the choices")
         return self.make(by_lower[word])
@@ -174,13 +172,11 @@ class Choice(Kind):
         return did_you_mean(self._word(value), self.names)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Listing(Kind):
     """Several values of one kind: a list, or text with commas between them. `repeat`: the flag is given many times."""
 
-    item: Kind
-    repeat: bool = False
-    length: int | None = None
+    def __init__(self, item: Kind, repeat: bool = False, length: int | None = None) -> None:
+        self.item, self.repeat, self.length = item, repeat, length
 
     def parse(self, value: Any) -> list[Any]:
         parts: Sequence[Any] = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
