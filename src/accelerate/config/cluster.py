@@ -257,12 +257,12 @@ class ClusterConfig(BaseConfig):
         A section whose settings no plugin declares keeps its name and its content.
         """
         found: dict[str, Any] = {}
-        for name in self.given:
-            value = getattr(self, name)
-            if name in SECTIONS:
+        for name, declared in options(ClusterConfig).items():
+            value = getattr(self, name) if name in self.given else None
+            if value is not None and name in SECTIONS:
                 found.update(_by_dest(SECTIONS[name], value))
             elif value is not None and value != {}:
-                found[options(ClusterConfig)[name].dest] = value
+                found[declared.dest] = value
         return found
 
 
