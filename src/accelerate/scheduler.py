@@ -53,15 +53,13 @@ class AcceleratedScheduler:
         num_processes: int | None = None,
         unit: str = "process",
     ) -> None:
-        if unit not in UNITS:
-            raise ValueError(_unknown_unit(unit))
         self.scheduler = scheduler
         self.optimizers: Sequence[Any] = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
         self.split_batches = split_batches
         self.step_with_optimizer = step_with_optimizer
         self.gradient_state = GradientState()
         self.num_processes = PartialState().num_processes if num_processes is None else num_processes
-        self.unit = unit
+        self.unit = check_unit(unit)
         self.takes_metric = takes_metric(scheduler)
         self._accumulated_calls = 0
 
@@ -147,10 +145,19 @@ def describe_unit(scheduler: AcceleratedScheduler) -> str:
     return f"{name}: 1 call = {steps} schedule step{'s' if steps > 1 else ''}, because {reason}."
 
 
-def _unknown_unit(unit: str) -> str:
-    return message(
-        given=f"scheduler unit {unit!r}",
-        why="a call of scheduler.step stands for a batch on every process, or for one update",
-        allowed=" or ".join(map(repr, UNITS)),
-        do=did_you_mean(unit, UNITS),
-    )
+def check_unit(unit: str) -> str:
+    """Return `unit` if it is one.
+
+    Raises:
+        ValueError: it isn't.
+    """
+    if unit not in UNITS:
+        raise ValueError(
+            message(
+                given=f"scheduler unit {unit!r}",
+                why="a call of scheduler.step stands for a batch on every process, or for one update",
+                allowed=" or ".join(map(repr, UNITS)),
+                do=did_you_mean(unit, UNITS),
+            )
+        )
+    return unit

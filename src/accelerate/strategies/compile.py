@@ -36,19 +36,38 @@ def compile_regions(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.
         compile_kwargs: arguments of `torch.compile`.
     """
     for region in regions(module):
-        region.compile(**compile_kwargs)
+        _compile_in_place(region, compile_kwargs)
     return module
 
 
 def regions(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the largest parts of `module` that are compiled by themselves."""
+    """Yield the parts of `module` that are compiled by themselves; beside blocks not those with nothing to fuse."""
     if is_repeated_blocks(module):
         yield from module.children()
     elif has_repeated_blocks(module):
         for child in module.children():
-            yield from regions(child)
+            if not (_is_of_torch(child) and next(child.children(), None) is None):
+                yield from regions(child)
     else:
         yield module
+
+
+def _compile_in_place(module: torch.nn.Module, compile_kwargs: dict[str, Any]) -> None:
+    """Compile the calls of `module` and leave its name, class and attributes alone."""
+    if not _is_of_torch(module):
+        module.compile(**compile_kwargs)
+        return
+    call = module._call_impl
+
+    # torch.compile skips a frame that is torch's own, but looks into it from this one.
+    def region(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    module._compiled_call_impl = torch.compile(region, **compile_kwargs)
+
+
+def _is_of_torch(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
 
 
 def is_repeated_blocks(module: torch.nn.Module) -> bool:

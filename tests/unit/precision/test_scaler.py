@@ -62,7 +62,9 @@ def test_updates_are_those_without_scaling(kind, clip):
         if clip:
             precision.unscale([optimizer])
             precision.unscale([optimizer])
-            assert torch.equal(torch.nn.utils.clip_grad_norm_([ours], 0.5), torch.nn.utils.clip_grad_norm_([plain], 0.5))
+            assert torch.equal(
+                torch.nn.utils.clip_grad_norm_([ours], 0.5), torch.nn.utils.clip_grad_norm_([plain], 0.5)
+            )
         assert precision.step(optimizer) == (None, False)
         reference.step()
         optimizer.zero_grad()
