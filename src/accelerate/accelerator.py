@@ -46,8 +46,9 @@ from accelerate.devices.memory import clear_device_cache
 from accelerate.logging import get_logger
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.precision.select import select_precision
-from accelerate.scheduler import AcceleratedScheduler
+from accelerate.scheduler import AcceleratedScheduler, check_unit, describe_unit
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.state.accelerator_state import undone_on_error
 from accelerate.state.control import ProcessControl
 from accelerate.strategies.accumulation import Accumulate, Accumulation
 from accelerate.strategies.base import Setup, is_spread
@@ -149,20 +150,20 @@ class Accelerator(ProcessControl):
         if project_dir is not None and self.project_dir is None:
             self.project_configuration.set_directories(project_dir)
         self.__dict__.update(sort_handlers(kwargs_handlers or []))
+        accumulation = choose_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
         dynamo = choose_dynamo(dynamo_backend, dynamo_plugin)
-        self.state = AcceleratorState(
-            mixed_precision=modern["mixed_precision"],
-            cpu=cpu,
-            dynamo_plugin=dynamo,
-            _from_accelerator=True,
-            **(self.init_handler.to_kwargs() if self.init_handler is not None else {}),
-        )
-        self.gradient_state = GradientState(
-            choose_accumulation(gradient_accumulation_steps, gradient_accumulation_plugin)
-        )
-        self._compose(self.state.dynamo_plugin or dynamo, keep_output_dtype)
+        with undone_on_error():
+            self.state = AcceleratorState(
+                mixed_precision=modern["mixed_precision"],
+                cpu=cpu,
+                dynamo_plugin=dynamo,
+                _from_accelerator=True,
+                **(self.init_handler.to_kwargs() if self.init_handler is not None else {}),
+            )
+            self.gradient_state = GradientState(accumulation)
+            self._compose(self.state.dynamo_plugin or dynamo, keep_output_dtype)
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
-        self.scheduler_unit = scheduler_unit
+        self.scheduler_unit = check_unit(scheduler_unit)
         self.rng_types = rng_types if rng_types is not None else ["generator"]
         self.log_with: list[Any] = []
         self.trackers: list[Any] = []
@@ -307,6 +308,8 @@ class Accelerator(ProcessControl):
                 unit=self.scheduler_unit,
             )
             mark_prepared(prepared)
+            if prepared.steps_per_call > 1:
+                logger.warning_once(describe_unit(prepared))
         if prepared not in self._schedulers:
             self._schedulers.append(prepared)
         return prepared

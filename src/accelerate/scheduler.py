@@ -74,25 +74,25 @@ class AcceleratedScheduler:
         calls, self._accumulated_calls = self._accumulated_calls, 0
         if self.takes_metric:
             self.scheduler.step(*args, **kwargs)
-        elif not any(getattr(optimizer, "step_was_skipped", False) for optimizer in self.optimizers):
-            self._move(1 if self.gradient_state.adjust_scheduler else calls, *args, **kwargs)
+            return
+        for optimizer in self.optimizers:
+            if getattr(optimizer, "step_was_skipped", False):
+                return
+        self._move(1 if self.gradient_state.adjust_scheduler else calls, *args, **kwargs)
 
     def _move(self, calls: int, *args: Any, **kwargs: Any) -> None:
         """Move the schedule for `calls` calls."""
-        for _ in range(calls * self.steps_per_call):
-            if self._counts_exactly or not self._is_over:
+        # Where a call is a step, a step too many is the script's own mistake and not hidden from it.
+        exact = self.split_batches or self.unit == "update"
+        for _ in range(calls if exact else calls * self.num_processes):
+            if exact or not self._is_over:
                 self.scheduler.step(*args, **kwargs)
 
     @property
     def steps_per_call(self) -> int:
         """By how many steps the schedule moves in one call."""
-        one = self._counts_exactly or self.takes_metric or not self.step_with_optimizer
+        one = self.split_batches or self.unit == "update" or self.takes_metric or not self.step_with_optimizer
         return 1 if one else self.num_processes
-
-    @property
-    def _counts_exactly(self) -> bool:
-        """Whether a call is a step, so that a step too many is the script's own mistake."""
-        return self.split_batches or self.unit == "update"
 
     @property
     def _is_over(self) -> bool:

@@ -6,7 +6,8 @@ The plugins of a mode are attributes only while that mode is on, so that other c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelerate.base.environ import parse_choice_from_env, parse_flag_from_env
@@ -174,6 +175,18 @@ class AcceleratorState(ProcessState):
         AcceleratorState._shared_state.clear()
         if reset_partial_state:
             PartialState._reset_state()
+
+
+@contextmanager
+def undone_on_error() -> Iterator[None]:
+    """Forget a state that the body built before it raised, so that a corrected second try starts afresh."""
+    existed = is_initialized()
+    try:
+        yield
+    except BaseException:
+        if not existed:
+            AcceleratorState._reset_state()
+        raise
 
 
 def is_initialized() -> bool:
