@@ -80,7 +80,7 @@ class Collectives(ABC):
         if not flat.numel():
             return flat
         if self.packs_bytes and flat.dtype not in MOVED_AS_IS:
-            return self._gather_flat(flat.view(torch.uint8)).view(flat.dtype)
+            return self._gather_flat(as_bytes(flat)).view(flat.dtype)
         return self._gather_flat(flat)
 
     def all_reduce(self, tensor: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
@@ -137,7 +137,7 @@ class Collectives(ABC):
         moved = local.to(self.device).contiguous()
         if moved.numel():
             bare = self.packs_bytes and moved.dtype not in MOVED_AS_IS
-            self._send(moved.view(-1).view(torch.uint8) if bare else moved, source)
+            self._send(as_bytes(moved.view(-1)) if bare else moved, source)
             if moved is not local and self.rank != source:
                 local.copy_(moved)
         return tensor
@@ -300,6 +300,11 @@ class XlaCollectives(Collectives):
 # the function has its second name since torch 2.13, where the first one warns
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _TORCH_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+def as_bytes(flat: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous `[n]`; torch lets the one element of a `[1]` have any stride."""
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def check_reducible(dtype: torch.dtype, op: str, what: str = "a tensor") -> None:

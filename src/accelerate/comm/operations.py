@@ -146,7 +146,7 @@ def pad_across_processes(
     return with_leaves(
         data,
         [
-            leaf if size == goal else _pad(leaf, dim, goal, pad_index, pad_first)
+            leaf if size in (-1, goal) else _pad(leaf, dim, goal, pad_index, pad_first)
             for leaf, size, goal in zip(found, own, largest, strict=True)
         ],
     )
@@ -262,16 +262,13 @@ def _check_rank(collectives: Collectives, rank: int) -> None:
 
 def _size_to_pad(data: Any, index: int, leaf: Any, dim: int, pad_index: float) -> int:
     """Return the size of the leaf's dim `dim`, or -1 when the leaf is to stay as it is."""
+    if isinstance(leaf, torch.Tensor) and leaf.is_nested:
+        text = "Cannot pad nested tensors without more information. Leaving unprocessed."
+        warnings.warn(text, CannotPadNestedTensorWarning, stacklevel=3)
+        return -1
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
         path, _ = leaves_with_paths(data)[index]
         raise TypeError(unsupported(leaf, path, "`pad_across_processes`", "only dense tensors can be padded"))
-    if leaf.is_nested:
-        warnings.warn(
-            "Cannot pad nested tensors without more information. Leaving unprocessed.",
-            CannotPadNestedTensorWarning,
-            stacklevel=3,
-        )
-        return -1
     if not -leaf.dim() <= dim < leaf.dim():
         return -1
     if pad_index != 0 and not _holds(leaf.dtype, pad_index):

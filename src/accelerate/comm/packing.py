@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from accelerate.comm.collectives import Collectives, Reduction
+from accelerate.comm.collectives import Collectives, Reduction, as_bytes
 
 LARGE = 1 << 20  # bytes from which a tensor goes by itself
 _ALIGNMENT = 16  # bytes of the widest dtype
@@ -153,7 +153,7 @@ def _pack(runs: list[_Run], device: torch.device) -> torch.Tensor:
             return flats[0]
         total = sum(run.nbytes for run in runs)
         padding = flats[0].new_zeros(_aligned(total) - total, dtype=torch.uint8)
-        return torch.cat([*(flat.view(torch.uint8) for flat in flats), padding])
+        return torch.cat([*(as_bytes(flat) for flat in flats), padding])
 
 
 def _aligned(size: int) -> int:

@@ -47,7 +47,10 @@ def test_different_collectives_name_both():
     ("first", "second"),
     [
         (lambda ranks: ranks.all_gather(torch.ones(2)), lambda ranks: ranks.all_gather(torch.ones(3))),
-        (lambda ranks: ranks.all_reduce(torch.ones(2)), lambda ranks: ranks.all_reduce(torch.ones(2, dtype=torch.int8))),
+        (
+            lambda ranks: ranks.all_reduce(torch.ones(2)),
+            lambda ranks: ranks.all_reduce(torch.ones(2, dtype=torch.int8)),
+        ),
         (lambda ranks: ranks.all_reduce(torch.ones(2)), lambda ranks: ranks.all_reduce(torch.ones(2), "max")),
         (lambda ranks: ranks.broadcast(torch.ones(2), 0), lambda ranks: ranks.broadcast(torch.ones(2), 1)),
         (lambda ranks: ranks.broadcast_object(1, 0), lambda ranks: ranks.broadcast_object(1, 1)),
