@@ -141,7 +141,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.optimizer.zero_grad()
         else:
             raise ValueError(_no_set_to_none(self.optimizer, set_to_none))
-        self.precision.cleared(self.optimizer)
 
     def train(self) -> None:
         """Switch an optimizer that has modes (a schedule-free one) to training; nothing for the others."""

@@ -177,7 +177,7 @@ def test_a_skipped_update_is_known_for_each_optimizer():
     assert not optimizers[0].step_was_skipped
 
 
-def test_clearing_gradients_starts_scaling_afresh():
+def test_gradients_that_were_cleared_instead_of_stepped_with_are_forgotten():
     precision = select_precision("fp16", CPU)
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = AcceleratedOptimizer(torch.optim.SGD([parameter], lr=1.0), precision=precision)

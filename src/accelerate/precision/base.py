@@ -75,9 +75,6 @@ class Precision:
     def unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Bring the gradients of `optimizers`, prepared or not, to their true size; harmless when repeated."""
 
-    def cleared(self, optimizer: torch.optim.Optimizer) -> None:
-        """Learn that the gradients of `optimizer` were thrown away."""
-
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> tuple[Any, bool]:
         """Step `optimizer`, which is not a prepared one; return its result, and whether the update was skipped."""
         return (optimizer.step() if closure is None else optimizer.step(closure)), False

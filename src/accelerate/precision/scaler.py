@@ -43,7 +43,10 @@ class Scaled(Precision):
         self._watched.add(optimizer)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        super().backward(self.scaler.scale(loss) if self._scales else loss, **kwargs)
+        if self._scales:
+            self._scale_again()
+            loss = self.scaler.scale(loss)
+        super().backward(loss, **kwargs)
 
     def unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         if not self._scales:
@@ -53,11 +56,6 @@ class Scaled(Precision):
                 self._begin(optimizer)
                 if self._stage(optimizer) is OptState.READY:
                     self.scaler.unscale_(optimizer)
-
-    def cleared(self, optimizer: torch.optim.Optimizer) -> None:
-        # Unscaled gradients that were thrown away instead of stepped must not vouch for the next ones.
-        if self._scales and self._stage(optimizer) is OptState.UNSCALED:
-            del self.scaler._per_optimizer_states[id(optimizer)]
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> tuple[Any, bool]:
         if not self._scales or not has_gradients(optimizer):
@@ -85,6 +83,13 @@ class Scaled(Precision):
         stage = self._stage(optimizer)
         return stage is OptState.UNSCALED or (stage is OptState.READY and has_gradients(optimizer))
 
+    def _scale_again(self) -> None:
+        """Undo the unscaling of gradients nobody stepped with: a backward pass may add scaled ones to them."""
+        for optimizer in self._watched:
+            if self._stage(optimizer) is OptState.UNSCALED:
+                del self.scaler._per_optimizer_states[id(optimizer)]
+                multiply(gradients(optimizer), self.scaler.get_scale())
+
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         """Let `optimizer` take another step although one that waits has kept the scale from being updated."""
         if self._stage(optimizer) is not OptState.STEPPED:
@@ -98,11 +103,16 @@ class Scaled(Precision):
 
     def _rescale(self, factor: float) -> None:
         """Multiply the gradients that still carry the loss scale, after the scale itself was multiplied by `factor`."""
-        if factor == 1:
-            return
         ready = [optimizer for optimizer in self._watched if self._stage(optimizer) is OptState.READY]
         carrying = {id(gradient): gradient for optimizer in ready for gradient in gradients(optimizer)}
-        torch._foreach_mul_(list(carrying.values()), factor)
+        multiply(carrying.values(), factor)
+
+
+def multiply(tensors: Iterable[torch.Tensor], factor: float) -> None:
+    """Multiply tensors in place, all at once."""
+    listed = list(tensors)
+    if listed and factor != 1:
+        torch._foreach_mul_(listed, factor)
 
 
 def gradients(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

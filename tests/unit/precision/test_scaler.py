@@ -161,10 +161,42 @@ def test_unscaled_gradients_that_were_thrown_away_do_not_vouch_for_the_next():
     precision.backward(parameter.sum())
     precision.unscale([optimizer])
     optimizer.zero_grad()
-    precision.cleared(optimizer)
     precision.backward(parameter.sum())
     precision.unscale([optimizer])
     assert parameter.grad.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_gradients_can_be_clipped_at_every_micro_batch(kind):
+    precision = scaled(init_scale=64.0)
+    ours, plain = weight(), weight()
+    optimizer, reference = watched(precision, ours, kind), OPTIMIZERS[kind]([plain])
+    for step in range(6):
+        precision.backward((ours**2).sum())
+        (plain**2).sum().backward()
+        precision.unscale([optimizer])
+        norms = [torch.nn.utils.clip_grad_norm_([each], 0.5) for each in (ours, plain)]
+        assert torch.equal(*norms)
+        if step % 3 == 2:
+            precision.step(optimizer)
+            reference.step()
+            optimizer.zero_grad()
+            reference.zero_grad()
+    assert torch.equal(ours, plain)
+
+
+def test_a_backward_pass_of_another_model_between_clipping_and_stepping_changes_nothing():
+    precision = scaled(init_scale=64.0)
+    first, second = weight(), weight()
+    optimizers = [watched(precision, each) for each in (first, second)]
+    precision.backward((first * 3).sum())
+    precision.unscale(optimizers[:1])
+    torch.nn.utils.clip_grad_norm_([first], 1.0)
+    precision.backward(second.sum())
+    for optimizer in optimizers:
+        precision.step(optimizer)
+    torch.testing.assert_close(first.detach(), torch.tensor([1.0, -1.0]) - 0.1 / 2**0.5)
+    torch.testing.assert_close(second.detach(), torch.tensor([0.9, -1.1]))
 
 
 def test_an_optimizer_without_gradients_does_nothing():
