@@ -2,7 +2,7 @@
 
 Tensors of one dtype are laid end to end in a run; runs of several dtypes share one buffer of bytes, widest elements
 first, so that each starts where its dtype may start. Ten small tensors take one trip instead of ten. Large tensors go
-by themselves: there the copies would cost more than the trip, and twice the memory.
+by themselves: there the copies would cost more than the trip, and twice the memory. Empty ones don't travel.
 
 The plan depends on shapes and dtypes only, which are the same on every rank, so all ranks make the same plan. Results
 never share memory with each other.
@@ -121,13 +121,13 @@ def _reduced(collectives: Collectives, own: torch.Tensor, op: Reduction) -> torc
 
 def _plan(tensors: list[torch.Tensor], mix: bool) -> list[list[_Run]]:
     """Return the buffers that travel, each as the runs that lie in it."""
-    large: list[_Run] = []
+    alone: list[_Run] = []
     small: dict[torch.dtype, _Run] = {}
     for place, tensor in enumerate(tensors):
         dtype, size = tensor.dtype, tensor.numel()
-        if size * dtype.itemsize >= LARGE:
+        if size == 0 or size * dtype.itemsize >= LARGE:
             run = _Run(dtype)
-            large.append(run)
+            alone.append(run)
         elif dtype in small:
             run = small[dtype]
         else:
@@ -137,8 +137,8 @@ def _plan(tensors: list[torch.Tensor], mix: bool) -> list[list[_Run]]:
         run.sizes.append(size)
     if mix and len(small) > 1:
         widest_first = sorted(small.values(), key=lambda run: -run.dtype.itemsize)
-        return [*([run] for run in large), widest_first]
-    return [[run] for run in (*large, *small.values())]
+        return [*([run] for run in alone), widest_first]
+    return [[run] for run in (*alone, *small.values())]
 
 
 def _flatten(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:

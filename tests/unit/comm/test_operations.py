@@ -79,8 +79,18 @@ def test_gather_keeps_the_containers():
 
 
 @pytest.mark.parametrize("data", [{}, [], ({}, [])])
-def test_gather_of_nothing(data):
-    assert everywhere(2, operations.gather, lambda rank: data) == [data, data]
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_nothing_in_the_data(name, data):
+    assert everywhere(2, OPERATIONS[name], lambda rank: data) == [data, data]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_empty_tensors(name):
+    data = [torch.ones(0, 3, dtype=torch.float64), torch.ones(2, 0), torch.ones(0, dtype=torch.complex128)]
+    rows = 4 if name == "gather" else 2
+    for result in everywhere(2, OPERATIONS[name], lambda rank: data):
+        assert [tuple(leaf.shape) for leaf in result] == [(0, 3), (rows, 0), (0,)]
+        assert [leaf.dtype for leaf in result] == [leaf.dtype for leaf in data]
 
 
 def test_gather_of_one_process_returns_what_it_got():
