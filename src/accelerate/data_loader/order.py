@@ -1,0 +1,203 @@
+"""The two seeds of a loader: one decides the order of its samples, the other the randomness of its workers.
+
+The order is the same on every rank: what it is drawn from is agreed on once an epoch, in one small broadcast. The
+workers' seed differs by rank, so no two ranks draw the same augmentation. Both are drawn where a plain `DataLoader`
+draws them, in the same sequence: with the same seed, one process and many see the permutation that torch gives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from accelerate.comm.collectives import Collectives
+from accelerate.data_loader.copies import copy_with
+from accelerate.data_loader.samplers import SeedableRandomSampler
+from accelerate.data_loader.shares import DataShard
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """Draw a seed the way torch's `DataLoader` and `RandomSampler` do; None is the global generator."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def agree_on(collectives: Collectives, numbers: list[int]) -> list[int]:
+    """Return rank 0's numbers (64 bits each, signed or not)."""
+    if collectives.world_size == 1:
+        return numbers
+    signed = [number - 2**64 if number >= 2**63 else number for number in numbers]
+    return collectives.broadcast(torch.tensor(signed, device=collectives.device)).tolist()
+
+
+class Order:
+    """An order about which there is nothing to agree: sequential, seeded by epoch, or unknown to us."""
+
+    #: What the order is drawn from, or None.
+    generator: torch.Generator | None = None
+
+    def begin(self, collectives: Collectives, source: torch.Generator | None) -> int:
+        """Fix the order of one pass on all ranks, and return the workers' seed, drawn from `source`."""
+        return draw_seed(source)
+
+    def state(self) -> Any:
+        """Return what the order of the present pass was drawn from; plain numbers or a tensor."""
+        return None
+
+    def resume(self, state: Any) -> None:
+        """Fix the order of one pass to the one that :meth:`state` describes."""
+
+
+class DrawnOrder(Order):
+    """An order whose seed is drawn from torch's global generator in every epoch.
+
+    Args:
+        generator: the generator of the sampler, which belongs to this order.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator: torch.Generator = generator
+        self.seed = 0
+
+    def begin(self, collectives: Collectives, source: torch.Generator | None) -> int:
+        workers, self.seed = agree_on(collectives, [draw_seed(source), draw_seed(None)])
+        self.generator.manual_seed(self.seed)
+        return workers
+
+    def state(self) -> Any:
+        return self.seed
+
+    def resume(self, state: Any) -> None:
+        self.seed = state
+        self.generator.manual_seed(state)
+
+
+class SharedOrder(Order):
+    """An order drawn from a generator of the user, which continues from epoch to epoch.
+
+    Args:
+        generator: the user's generator.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator: torch.Generator = generator
+        self.before = generator.get_state()
+
+    def begin(self, collectives: Collectives, source: torch.Generator | None) -> int:
+        if collectives.world_size > 1:
+            self.generator.set_state(collectives.broadcast(self.generator.get_state()))
+        workers = draw_seed(source)
+        self.before = self.generator.get_state()
+        return workers
+
+    def state(self) -> Any:
+        return self.before
+
+    def resume(self, state: Any) -> None:
+        self.before = state
+        self.generator.set_state(state)
+
+
+class Seeds:
+    """The seeds of one loader.
+
+    Args:
+        order: how the order is agreed on.
+        source: the generator that the user gave the loader; None is torch's global one.
+        shard: the share of the data that this process reads; processes with the same share get the same workers' seed.
+        collectives: all ranks of the run.
+    """
+
+    def __init__(
+        self, order: Order, source: torch.Generator | None, shard: DataShard, collectives: Collectives | None
+    ) -> None:
+        self.order = order
+        self.source = source
+        self.shard = shard
+        self.collectives = collectives
+        #: What torch draws the seeds of worker processes from.
+        self.workers = torch.Generator()
+        self.workers_seed = 0
+
+    def begin(self) -> None:
+        """Draw the seeds of a pass."""
+        assert self.collectives is not None
+        workers = self.order.begin(self.collectives, self.source)
+        if self.collectives.world_size > self.shard.count:
+            workers = agree_on(self.collectives, [workers])[0]
+        self._use(workers)
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Take the seeds that :meth:`state` described, and draw nothing."""
+        self.order.resume(state["order"])
+        self._use(state["workers"])
+
+    def state(self) -> dict[str, Any]:
+        """Return the seeds of the present pass."""
+        return {"order": self.order.state(), "workers": self.workers_seed}
+
+    def _use(self, workers_seed: int) -> None:
+        self.workers_seed = workers_seed
+        self.workers.manual_seed(mixed(workers_seed, self.shard.index))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "collectives": None}
+
+
+def mixed(seed: int, index: int) -> int:
+    """Return a seed of 63 bits that differs for every index (the finaliser of splitmix64)."""
+    if index == 0:
+        return seed
+    bits = (seed + index * 0x9E3779B97F4A7C15) % 2**64
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
+    return (bits ^ bits >> 31) % 2**63
+
+
+class OwnGenerator(torch.Generator):
+    """A generator that a loader made for its sampler, and seeds anew in every epoch."""
+
+
+TORCH_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+def inner_sampler(sampler: Any) -> Any:
+    """Return the sampler that a batch sampler reads; any other sampler, or one that reads none, as it is."""
+    inner = getattr(sampler, "sampler", None)
+    return sampler if inner is None else inner
+
+
+def with_inner(sampler: Any, inner: Any) -> Any:
+    """Return a batch sampler that reads `inner`; one of torch's own class is copied, another is changed in place."""
+    if inner_sampler(sampler) is sampler:
+        return inner
+    if type(sampler) is BatchSampler:
+        return copy_with(sampler, sampler=inner)
+    sampler.sampler = inner
+    return sampler
+
+
+def with_own_generator(sampler: Any) -> Any:
+    """Return the (batch) sampler with a generator where it draws from torch's global one, so its order can be fixed.
+
+    Torch's own classes are copied, and the user's objects stay as they are; a subclass is given a generator in place.
+    """
+    inner = inner_sampler(sampler)
+    if not isinstance(inner, TORCH_RANDOM) or isinstance(inner, SeedableRandomSampler) or inner.generator is not None:
+        return sampler
+    if type(inner) in TORCH_RANDOM:
+        return with_inner(sampler, copy_with(inner, generator=OwnGenerator()))
+    inner.generator = OwnGenerator()
+    return sampler
+
+
+def order_of(sampler: Any) -> Order:
+    """Return how the order of a (batch) sampler is agreed on."""
+    for each in (inner_sampler(sampler), sampler):
+        generator = getattr(each, "generator", None)
+        if isinstance(each, SeedableRandomSampler):
+            return Order()
+        if isinstance(generator, torch.Generator):
+            return DrawnOrder(generator) if isinstance(generator, OwnGenerator) else SharedOrder(generator)
+    return Order()

@@ -1,0 +1,212 @@
+"""What all prepared loaders have in common: one pass, and where it stands.
+
+One batch is read ahead, so that the last one is known to be the last before the training step sees it. What can be
+known once an epoch (the order, the share, what is real in the last step) is not computed per batch.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler
+
+from accelerate.config.enums import RNGType
+from accelerate.data_loader.adapter import DataLoaderAdapter
+from accelerate.data_loader.copies import copy_loader
+from accelerate.data_loader.edge import current_runtime
+from accelerate.data_loader.iteration import DataLoaderStateMixin, Pass
+from accelerate.data_loader.order import Order, Seeds, order_of
+from accelerate.data_loader.progress import Progress
+from accelerate.data_loader.rng import synchronize_rng_states
+from accelerate.data_loader.samplers import get_sampler, sampler_chain, unwrapped
+from accelerate.data_loader.shares import DataShard
+from accelerate.state.runtime import Runtime
+
+END: Any = object()
+
+
+class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
+    """A loader that reads what one process sees, in the order that all agree on.
+
+    A subclass says where batches come from (`_open`) and what is real in the last step (`_last_counts`), and calls
+    `_take_up` at the end of its constructor.
+    """
+
+    def _take_up(
+        self,
+        runtime: Runtime,
+        progress: Progress | None,
+        *,
+        order: Order,
+        shard: DataShard | None,
+        iteration: int,
+        rng_types: list[str | RNGType] | None,
+        skip_batches: int,
+        offset: int,
+    ) -> None:
+        """Complete the construction: take the run's facts, and give the wrapped loader its own randomness.
+
+        Args:
+            runtime: the facts of the run.
+            progress: where this loader is, when it shares that with another.
+            order: how the ranks agree on the order of an epoch.
+            shard: which share of the data it reads; by default one per rank.
+            iteration: the number of the first epoch.
+            rng_types: which random generators are made equal on all ranks when a pass begins.
+            skip_batches: how many batches every pass leaves out.
+            offset: how many batches the wrapped loader leaves out already.
+        """
+        self._runtime = runtime
+        self.gradient_state = runtime.gradient_state
+        self.rng_types = rng_types
+        self.skip_batches = skip_batches
+        self._offset = offset
+        if progress is None:
+            shard = shard or DataShard(runtime.topology.rank, runtime.topology.world_size)
+            seeds = Seeds(order, self.base_dataloader.generator, shard, runtime.collectives)
+            progress = Progress(seeds, iteration)
+        self.progress = progress
+        self.base_dataloader = copy_loader(self.base_dataloader, generator=progress.seeds.workers)
+
+    @abstractmethod
+    def _open(self, start: int) -> Iterator[Any]:
+        """Return the batches of a pass from number `start` on, on the device."""
+
+    @abstractmethod
+    def without_first(self, num_batches: int) -> PreparedLoader:
+        """Return a loader of this class that begins `num_batches` later and shares the epoch of this one."""
+
+    def _twin(self, **attributes: Any) -> Any:
+        """Return a loader with the same progress that differs in some attributes, and is not marked as prepared."""
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__, **attributes)
+        twin.__dict__.pop("_is_accelerate_prepared", None)
+        return twin
+
+    @abstractmethod
+    def _see_end(self, this_pass: Pass) -> None:
+        """Write into `this_pass`, whose batches have all been read, what of the last one is real."""
+
+    def _is_ragged(self) -> bool:
+        """Return whether the ranks may get batches of different sizes in any step."""
+        return False
+
+    def __iter__(self) -> Iterator[Any]:
+        state, progress = self.gradient_state, self.progress
+        start = self._begin()
+        this_pass = Pass(self, self.remainder, self._is_ragged())
+        state.enter(this_pass)
+        try:
+            batches = self._open(start)
+            batch = next(batches, END)
+            if batch is not END:
+                for upcoming in batches:
+                    this_pass.turn = state.turn = state.turn + 1
+                    progress.batches += 1
+                    yield batch
+                    batch = upcoming
+                self._announce_end(this_pass)
+                this_pass.turn = state.turn = state.turn + 1
+                progress.batches += 1
+                yield batch
+            if progress.batches:  # an empty loader stays in its epoch
+                progress.end()
+        finally:
+            state.leave(this_pass)
+
+    def _begin(self) -> int:
+        """Agree on the order of a pass and return the number of its first batch."""
+        if self._runtime.collectives.world_size > 1:
+            others = [kind for kind in self.rng_types or () if getattr(kind, "value", kind) != "generator"]
+            synchronize_rng_states(self._runtime, others)
+        self._tell_epoch()
+        self.reset()
+        self.remainder = self._expected_remainder()
+        return self.progress.begin(self._offset + self.skip_batches)
+
+    def _expected_remainder(self) -> int:
+        sampler = self.get_sampler()
+        if self._drop_last or not isinstance(sampler, Sized):
+            return DataLoaderStateMixin._expected_remainder(self)
+        return len(sampler) % self.total_batch_size if self.total_batch_size else -1
+
+    def _announce_end(self, this_pass: Pass) -> None:
+        """Say that the batch about to be handed out is the last."""
+        self._see_end(this_pass)
+        this_pass.end_of_dataloader = self.end_of_dataloader = True
+        self.remainder = this_pass.remainder
+
+    def __len__(self) -> int:
+        return max(len(self.base_dataloader) - self.skip_batches, 0)
+
+    @property
+    def iteration(self) -> int:
+        """The number of the epoch that is running or comes next; assignable."""
+        return self.progress.epoch
+
+    @iteration.setter
+    def iteration(self, iteration: int) -> None:
+        self.progress.epoch = iteration
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator that the user gave the loader."""
+        return self.progress.seeds.source
+
+    @property
+    def synchronized_generator(self) -> torch.Generator | None:
+        """What the order is drawn from, the same on all ranks; None when nothing is drawn."""
+        return self.progress.seeds.order.generator
+
+    @property
+    def total_dataset_length(self) -> int:
+        """The number of samples of the whole dataset, of all processes together."""
+        if hasattr(self.dataset, "total_length"):
+            return self.dataset.total_length
+        return len(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the number of the next epoch, for this loader, its samplers and its dataset."""
+        self.iteration = epoch
+        self._tell_epoch()
+
+    def _tell_epoch(self) -> None:
+        for listener in (*sampler_chain(self.base_dataloader), self.dataset):
+            if hasattr(listener, "set_epoch"):
+                listener.set_epoch(self.iteration)
+
+    def get_sampler(self) -> Any:
+        """Return the sampler that decides the order; see :func:`get_sampler`."""
+        return get_sampler(self.base_dataloader)
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Let another sampler decide the order."""
+        holder = self.base_dataloader.batch_sampler
+        if isinstance(self.base_dataloader.sampler, BatchSampler) or holder is None:
+            holder = self.base_dataloader.sampler
+        unwrapped(holder).sampler = sampler
+        self.progress.seeds.order = order_of(sampler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this loader stands: epoch, batches given out, and what the order was drawn from."""
+        return self.progress.state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next pass continue where :meth:`state_dict` was called.
+
+        Raises:
+            ValueError: the state was written by a later version.
+        """
+        self.progress.load(state_dict)
+
+    def _carried(self) -> dict[str, Any]:
+        carried = DataLoaderAdapter._carried(self)
+        return {name: value for name, value in carried.items() if name not in ("_runtime", "gradient_state")}
+
+    def _rejoin(self) -> None:
+        self._runtime = current_runtime()
+        self.gradient_state = self._runtime.gradient_state
+        self.progress.seeds.collectives = self._runtime.collectives

@@ -1,0 +1,101 @@
+"""Samplers of single indices: one that shuffles by seed and epoch, and what can be known about any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from accelerate.data_loader.dealing import Indices, InSequence, Permuted
+
+
+class SeedableRandomSampler(RandomSampler):
+    """A random sampler whose permutation follows from a seed and the epoch alone.
+
+    Takes the arguments of `torch.utils.data.RandomSampler`, and `data_seed` (default: torch's initial seed). Epoch `e`
+    is drawn from a generator seeded with `initial_seed + e`; a full pass moves on to the next epoch.
+    """
+
+    def __init__(self, *args: Any, data_seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.initial_seed = torch.random.initial_seed() if data_seed is None else data_seed
+        self.epoch = 0
+
+    def seeded_generator(self) -> torch.Generator:
+        """Return this sampler's generator, seeded for the current epoch."""
+        if self.generator is None:
+            self.generator = torch.Generator()
+        seed = self.initial_seed + self.epoch
+        return self.generator.manual_seed(seed if seed < 2**64 else seed - 2**64)
+
+    def __iter__(self) -> Iterator[int]:
+        self.seeded_generator()
+        yield from super().__iter__()
+        self.set_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose permutation the next pass gives."""
+        self.epoch = epoch
+
+
+class SeededIndices(Permuted):
+    """The permutation of the current epoch of a :class:`SeedableRandomSampler`."""
+
+    def __init__(self, sampler: SeedableRandomSampler) -> None:
+        super().__init__(sampler.num_samples, None)
+        self.sampler = sampler
+
+    def draw(self) -> None:
+        self.generator = self.sampler.seeded_generator()
+        super().draw()
+
+    def finish(self) -> None:
+        self.sampler.set_epoch(self.sampler.epoch + 1)
+
+
+def indices_of(sampler: Any) -> Indices | None:
+    """Return the order that a sampler is about to give, or None when only the sampler itself can tell.
+
+    Exactly torch's own classes and ours are known; a subclass may do anything.
+    """
+    if type(sampler) is SequentialSampler:
+        return InSequence(len(sampler))
+    if type(sampler) not in (RandomSampler, SeedableRandomSampler):
+        return None
+    if sampler.replacement or sampler.num_samples != len(sampler.data_source):
+        return None
+    if isinstance(sampler, SeedableRandomSampler):
+        return SeededIndices(sampler)
+    return Permuted(sampler.num_samples, sampler.generator)
+
+
+def get_sampler(dataloader: Any) -> Any:
+    """Return the sampler that decides the order of a loader's samples, or None when there is none.
+
+    Args:
+        dataloader: a `DataLoader`, prepared or not; where its `sampler` is itself a batch sampler, the sampler inside.
+    """
+    outer = dataloader.sampler if isinstance(dataloader.sampler, BatchSampler) else dataloader.batch_sampler
+    return getattr(unwrapped(outer), "sampler", None)
+
+
+def sampler_chain(dataloader: Any) -> Iterator[Any]:
+    """Yield the samplers of a loader from the outside in, each once."""
+    seen: list[Any] = []
+    waiting = [dataloader.batch_sampler, dataloader.sampler]
+    while waiting:
+        sampler = waiting.pop(0)
+        if sampler is None or any(sampler is each for each in seen):
+            continue
+        seen.append(sampler)
+        yield sampler
+        waiting[:0] = [getattr(sampler, "batch_sampler", None), getattr(sampler, "sampler", None)]
+
+
+def unwrapped(batch_sampler: Any) -> Any:
+    """Return the user's batch sampler inside of shares and skips."""
+    while isinstance(batch_sampler, BatchSampler) and hasattr(batch_sampler, "batch_sampler"):
+        batch_sampler = batch_sampler.batch_sampler
+    return batch_sampler

@@ -1,0 +1,131 @@
+"""A saved place is found again: what was seen before and after is what one run sees."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, WeightedRandomSampler
+
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
+
+MAKES = {
+    "sequential": lambda size: DataLoader(range(size), batch_size=2),
+    "shuffled": lambda size: DataLoader(range(size), batch_size=2, shuffle=True),
+    "own generator": lambda size: DataLoader(
+        range(size), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(9)
+    ),
+    "weighted": lambda size: DataLoader(
+        range(size), batch_size=2, sampler=WeightedRandomSampler(torch.ones(size), size, True)
+    ),
+    "whole items": lambda size: DataLoader(torch.arange(size).reshape(-1, 1), batch_size=None, shuffle=True),
+}
+
+
+def make(name, runtime, size=11, **options):
+    return prepare_data_loader(MAKES[name](size), runtime=runtime, **options)
+
+
+def lists(loader):
+    return [batch.tolist() for batch in loader]
+
+
+def travelled(state):
+    """Return a state as it comes back from a file that holds plain data only."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("seedable", [False, True])
+@pytest.mark.parametrize("name", MAKES)
+@settings(max_examples=12)
+@given(epoch=st.integers(0, 2), place=st.integers(0, 5), ranks=st.integers(1, 3))
+def test_a_resumed_run_continues_the_stream(on_ranks, name, seedable, epoch, place, ranks):
+    def work(runtime):
+        one, other = (make(name, runtime, use_seedable_sampler=seedable) for _ in range(2))
+        for _ in range(epoch):
+            lists(one)
+        seen, states = [], []
+        for batch in one:
+            seen.append(batch.tolist())
+            states.append(travelled(one.state_dict()))
+        step = place % len(seen)
+        other.load_state_dict(states[step])
+        assert other.state_dict()["batches"] == step + 1
+        return lists(other) == seen[step + 1 :], other.iteration == one.iteration
+
+    assert on_ranks(ranks, work) == [(True, True)] * ranks
+
+
+@pytest.mark.parametrize("name", ["own generator", "sequential"])
+def test_later_epochs_are_those_of_one_run(runtime, name):
+    one, other = make(name, runtime()), make(name, runtime())
+    epochs = [lists(one) for _ in range(3)]
+    one = make(name, runtime())
+    lists(one)
+    passing = iter(one)
+    next(passing)
+    other.load_state_dict(one.state_dict())
+    assert [lists(other), lists(other)] == [epochs[1][1:], epochs[2]]
+
+
+def test_the_place_is_kept_when_a_pass_was_broken_off(runtime):
+    loader = make("sequential", runtime())
+    for step, _ in enumerate(loader):
+        if step == 2:
+            break
+    state = loader.state_dict()
+    assert (state["epoch"], state["batches"]) == (0, 3)
+    assert lists(loader)[0] == [0, 1], "in the same run a new pass begins at the start"
+
+
+def test_between_epochs_the_place_is_the_start_of_the_next(runtime):
+    loader = make("shuffled", runtime())
+    lists(loader)
+    assert loader.state_dict() == {"version": 1, "epoch": 1, "batches": 0, "seeds": None}
+
+
+def test_a_skip_after_resuming_counts_from_the_start_of_the_epoch(runtime):
+    one = make("shuffled", runtime())
+    whole = []
+    for step, batch in enumerate(one):
+        whole.append(batch.tolist())
+        if step == 1:
+            state = one.state_dict()
+    other = make("shuffled", runtime())
+    other.load_state_dict(state)
+    assert lists(skip_first_batches(other, 2)) == whole[2:]
+    assert (other.iteration, other.state_dict()["batches"]) == (1, 0)
+
+
+def test_saving_in_a_skipped_epoch_saves_the_place_in_the_whole_one(runtime):
+    loader = make("sequential", runtime())
+    for _ in skip_first_batches(loader, 3):
+        assert loader.state_dict()["batches"] == 4
+        break
+
+
+def test_choosing_another_epoch_starts_it_from_the_beginning(runtime):
+    one, other = make("sequential", runtime()), make("sequential", runtime())
+    next(iter(one))
+    other.load_state_dict(one.state_dict())
+    other.set_epoch(3)
+    assert (len(lists(other)), other.iteration) == (6, 4)
+
+
+def test_a_place_at_the_very_end_leaves_nothing_to_read(runtime):
+    one, other = make("sequential", runtime()), make("sequential", runtime())
+    for _ in one:
+        state = one.state_dict()
+    other.load_state_dict(state)
+    assert (lists(other), other.iteration, len(lists(other))) == ([], 1, 6)
+
+
+def test_a_state_of_the_future_is_refused(runtime):
+    with pytest.raises(ValueError, match="version 9"):
+        make("sequential", runtime()).load_state_dict({"version": 9})
