@@ -1,0 +1,6 @@
+"""How the processes of a run are started: settings become a plan, a value, and a launcher carries it out.
+
+`settings` merges flags and config file, `checks` refuses what can't run, `registry` chooses a launcher, one file
+per launcher makes the plan, and `alone` and `elastic` run it. Nothing here imports torch before processes are
+really started.
+"""

@@ -1,0 +1,206 @@
+"""Running several processes with torch's elastic agent, in this process.
+
+What torchrun adds around its agent is a command line and an error report; ours are different, so the agent is
+driven directly. Three things are changed in it, by :class:`Supervised`: a failure stops the other processes at
+once, the first failure is known by its time, and nobody waits half a minute for a process that doesn't want to end.
+
+torch is imported when a run starts, and not before.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from accelerate.base.environ import patch_environment
+from accelerate.base.messages import message
+from accelerate.base.ports import is_port_in_use, who_holds
+from accelerate.launchers.alone import signals_handled
+from accelerate.launchers.console import say, say_failure, who
+from accelerate.launchers.plan import LaunchPlan
+from accelerate.launchers.run_folder import RunFolder
+from accelerate.launchers.torchrun import LOCALHOST, TORCHRUN
+from accelerate.launchers.watch import FAILURE_GRACE, INTERRUPT_GRACE, Watch
+
+TORCH_LOGGERS = ("torch.distributed.elastic", "torch.distributed.run")
+
+
+def run(plan: LaunchPlan) -> int:
+    """Start the processes of a plan and return 0, or the exit code of the first that failed.
+
+    Raises:
+        ValueError: the port that was asked for is taken.
+        KeyboardInterrupt: Ctrl-C ended them.
+    """
+    if plan.hosts_meeting_point and plan.port:
+        check_port(plan.port)
+    with RunFolder() as folder, patch_environment(**plan.env, **folder.env), signals_handled(None):
+        return _run(plan, folder)
+
+
+def check_port(port: int) -> None:
+    """Refuse a port on which somebody listens already.
+
+    Raises:
+        ValueError: names the process that holds it, or says how to find it.
+    """
+    if not is_port_in_use(port):
+        return
+    holder = who_holds(port)
+    raise ValueError(
+        message(
+            given=f"main_process_port {port}",
+            why=f"it is held by {holder}" if holder else "another process, which this user can't see, listens on it",
+            allowed="a port that nobody uses; 0 picks one",
+            do="add --main_process_port 0"
+            + ("" if holder else f", or find the process with `sudo ss -ltnp 'sport = :{port}'`"),
+        )
+    )
+
+
+def _run(plan: LaunchPlan, folder: RunFolder) -> int:
+    """Drive the agent with the environment prepared."""
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    arguments = torchrun.parse_args(list(plan.argv[1 + len(TORCHRUN) :]))
+    standalone, arguments.standalone = arguments.standalone, False
+    if arguments.log_dir is None and arguments.tee == "0":
+        arguments.log_dir = str(folder.path)  # torch makes a folder either way, and leaves its own behind
+    with quiet_torch():
+        config, entrypoint, words = torchrun.config_from_args(arguments)
+        agent = _agent(plan, folder, _spec(config, entrypoint, words, standalone), config)
+        try:
+            result = agent.run()
+        except SignalException as stopped:
+            if stopped.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            return 128 + stopped.sigval
+    failure = agent.watch.root() if result is not None and result.is_failed() else None
+    if failure is None:
+        return 0
+    say_failure(plan, failure)
+    return failure.exit_code
+
+
+def _spec(config: Any, entrypoint: Any, words: list[str], standalone: bool) -> Any:
+    """Return torch's description of the workers of this machine."""
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+    rendezvous, address, port = _local_rendezvous(config) if standalone else _rendezvous(config)
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=entrypoint,
+        args=tuple(words),
+        rdzv_handler=rendezvous,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        master_addr=address,
+        master_port=port,
+        local_addr=config.local_addr,
+    )
+
+
+def _rendezvous(config: Any) -> tuple[Any, str | None, int | None]:
+    """Return how the machines find each other, and the meeting point if it is known already."""
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    handler = registry.get_rendezvous_handler(parameters)
+    if config.rdzv_backend != "static":
+        return handler, None, None
+    address, port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
+    return handler, address, port
+
+
+def _local_rendezvous(config: Any) -> tuple[Any, str, int]:
+    """Return a rendezvous of this machine with itself, on a free port that it holds from the start."""
+    from torch.distributed import TCPStore
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+    timeout = int(config.rdzv_configs["timeout"])
+    store = TCPStore(LOCALHOST, 0, 1, is_master=True, timeout=timedelta(seconds=timeout), multi_tenant=True)
+    handler = StaticTCPRendezvous(LOCALHOST, store.port, 0, 1, config.run_id, timeout)
+    handler._store = store  # or it would be made anew, and the port could be lost in between
+    return handler, LOCALHOST, store.port
+
+
+def _agent(plan: LaunchPlan, folder: RunFolder, spec: Any, config: Any) -> Any:
+    """Return torch's agent for the workers, supervised."""
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    agent = type("Agent", (Supervised, LocalElasticAgent), {"plan": plan, "folder": folder})
+    return agent(
+        spec=spec,
+        logs_specs=config.logs_specs,
+        start_method=config.start_method,
+        log_line_prefix_template=config.log_line_prefix_template,
+    )
+
+
+class Supervised:
+    """What is ours in the agent; stands before torch's `LocalElasticAgent`."""
+
+    plan: LaunchPlan
+    folder: RunFolder
+    watch: Watch
+    _pcontext: Any
+
+    def _start_workers(self, worker_group: Any) -> Any:
+        """Start the workers, and watch them."""
+        self._say_restart(worker_group.spec)
+        self.folder.forget()
+        ids = super()._start_workers(worker_group)  # type: ignore[misc]
+        ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
+        handlers = self._pcontext.subprocess_handlers
+        self.watch = Watch({ranks[local]: handler.proc for local, handler in handlers.items()}, self.folder)
+        self._pcontext.close = _closing(self._pcontext.close, self.watch)
+        return ids
+
+    def _say_restart(self, spec: Any) -> None:
+        """Say why processes are started again, if they are."""
+        failure = self.watch.root() if hasattr(self, "watch") else None
+        if failure is not None:
+            attempt = spec.max_restarts - self._remaining_restarts  # type: ignore[attr-defined]
+            say(f"{who(self.plan, failure)} {failure}; starting all again (restart {attempt} of {spec.max_restarts})")
+
+
+def _closing(close: Any, watch: Watch) -> Any:
+    """Return torch's `close` of a group of processes, with our way of ending them before it."""
+
+    def closing(death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        grace = {None: FAILURE_GRACE, signal.SIGINT: INTERRUPT_GRACE}.get(death_sig, float(timeout))
+        watch.stop(death_sig, grace)
+        close(death_sig)
+
+    return closing
+
+
+@contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Keep torch's agent from reporting what the launch reports itself; LOGLEVEL brings its log back."""
+    loggers = [logging.getLogger(name) for name in sorted(sys.modules) if name.startswith(TORCH_LOGGERS)]
+    before = [(logger, logger.level) for logger in loggers]
+    for logger in loggers if "LOGLEVEL" not in os.environ else []:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in before:
+            logger.setLevel(level)

@@ -1,0 +1,60 @@
+"""The variables that a launch adds for the library in the started processes.
+
+Only what was said, by flag or config file, is handed on: what is left open is decided by the library, whose
+defaults are the same whichever way a program is started. Added on top are what follows from the hardware: the CPU
+where there is nothing else, the choice of devices, and the number of threads, which torch can't know.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from accelerate.config.env import to_env
+from accelerate.launchers.settings import LaunchSettings, declared
+
+USE_CPU = "ACCELERATE_USE_CPU"
+THREADS = "OMP_NUM_THREADS"
+#: Which threads share a core with this one: the same text for all of them.
+CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+def environment(settings: LaunchSettings) -> dict[str, str]:
+    """Return the variables for the processes of a launch."""
+    env = to_env(declared().values(), {dest: found.value for dest, found in settings.found.items()})
+    env.update(_hardware(settings))
+    env.update(_threads(settings))
+    return env
+
+
+def _hardware(settings: LaunchSettings) -> dict[str, str]:
+    """Return what says on which devices to run."""
+    if settings.on_cpu and (settings.cpu_is_chosen or settings.num_processes > 1):
+        return {USE_CPU: "true"}
+    env = {USE_CPU: "false"} if "cpu" in settings.found else {}
+    visible = settings.hardware.spec.visible
+    if settings.chosen_ids is not None and visible is not None:
+        env[visible] = settings.chosen_ids
+    return env
+
+
+def _threads(settings: LaunchSettings) -> dict[str, str]:
+    """Return how many threads each process may use, unless the launching process says so already."""
+    said = settings.get("num_cpu_threads_per_process")
+    if said is not None:
+        return {THREADS: str(said)}
+    if THREADS in settings.environ:
+        return {}
+    if not settings.on_cpu:
+        return {THREADS: "1"}
+    return {THREADS: str(max((settings.cores or physical_cores()) // settings.processes_here, 1))}
+
+
+def physical_cores() -> int:
+    """Return how many CPU cores this process may use; two threads of one core count once."""
+    try:
+        return len({Path(CORE.format(cpu)).read_text() for cpu in os.sched_getaffinity(0)})
+    except (AttributeError, OSError):  # not Linux
+        import psutil
+
+        return psutil.cpu_count(logical=False) or os.cpu_count() or 1

@@ -1,0 +1,98 @@
+"""The settings that only a launch has: how the script is started and how its processes are watched.
+
+They are flags without a key in the config file, and nothing of them reaches the library in the started processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from accelerate.config.kinds import Integer, Number, Text
+from accelerate.config.option import Boolean, option
+
+SCRIPT = "How the script is started"
+WATCH = "How processes are watched"
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """The flags of `accelerate launch` beside those that a config file can hold."""
+
+    module: bool = option(
+        False,
+        kind=Boolean(),
+        flag="--module",
+        aliases=("-m",),
+        group=SCRIPT,
+        help="The script is the name of a module, run as `python -m` does.",
+    )
+    no_python: bool = option(
+        False,
+        kind=Boolean(),
+        flag="--no_python",
+        group=SCRIPT,
+        help="The script is a program of its own, started without Python before it.",
+    )
+    dry_run: bool = option(
+        False,
+        kind=Boolean(),
+        flag="--dry_run",
+        group=SCRIPT,
+        help="Print the command and the environment, and start nothing.",
+    )
+    quiet: bool = option(
+        False,
+        kind=Boolean(),
+        flag="--quiet",
+        aliases=("-q",),
+        group=SCRIPT,
+        help="Say nothing about defaults; a failure of the script ends in its exit code, without an exception.",
+    )
+    multi_gpu: bool = option(
+        False,
+        kind=Boolean(),
+        flag="--multi_gpu",
+        group="Hardware Selection Arguments",
+        help="Run one process on each accelerator.",
+    )
+    num_cpu_threads_per_process: int | None = option(
+        None,
+        kind=Integer(1),
+        flag="--num_cpu_threads_per_process",
+        group="Resource Selection Arguments",
+        env="OMP_NUM_THREADS",
+        help="How many CPU threads each process may use (OMP_NUM_THREADS).",
+    )
+    tee: str = option(
+        "0",
+        kind=Text(),
+        flag="--tee",
+        aliases=("-t",),
+        group=WATCH,
+        help="Write output to the console and --log_dir: 1 stdout, 2 stderr, 3 both; `0:1,1:3` goes by local rank.",
+    )
+    log_dir: str | None = option(
+        None, kind=Text(), flag="--log_dir", group=WATCH, help="The folder for the output of each process."
+    )
+    role: str = option("default", kind=Text(), flag="--role", group=WATCH, help="A name for the processes in messages.")
+    rdzv_conf: str = option(
+        "",
+        kind=Text(),
+        flag="--rdzv_conf",
+        group="Distributed GPUs",
+        help="More settings of the rendezvous: key=value,key=value.",
+    )
+    max_restarts: int = option(
+        0,
+        kind=Integer(0),
+        flag="--max_restarts",
+        group=WATCH,
+        help="How often to start all processes again after one has failed.",
+    )
+    monitor_interval: float = option(
+        0.1,
+        kind=Number(0.0),
+        flag="--monitor_interval",
+        group=WATCH,
+        help="Seconds between two looks at the processes.",
+    )

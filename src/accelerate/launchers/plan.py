@@ -1,0 +1,104 @@
+"""A launch as a value: what would be started, with which variables, how often and where.
+
+Launchers make a plan without touching anything, and carry it out afterwards; so a plan can be printed
+(`--dry_run`), compared in a test, and made for a machine that isn't this one.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from accelerate.base.environ import FALSE_WORDS, TRUE_WORDS
+
+HIDDEN = "***"
+#: What the name of a variable or flag ends with, or has among its words, when its value is nobody's business.
+SECRET_ENDINGS = ("api_key", "access_key", "private_key")
+SECRET_WORDS = frozenset({"token", "secret", "password", "passwd", "apikey", "credential", "credentials"})
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What one machine starts.
+
+    Args:
+        launcher: name of the launcher that made the plan.
+        argv: the command line that starts it all; a shell could run it with `env`.
+        env: the variables that the processes get beside those of the launching one.
+        num_processes: in total, over all machines.
+        num_machines: how many machines start such a plan.
+        machine_rank: which of them this is.
+        address: where the processes meet; None for one process.
+        port: by which port; None for one process, 0 for one that is chosen when they start.
+        script: what the person asked to run, for messages.
+    """
+
+    launcher: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    num_processes: int = 1
+    num_machines: int = 1
+    machine_rank: int = 0
+    address: str | None = None
+    port: int | None = None
+    script: str = ""
+
+    @property
+    def processes_here(self) -> int:
+        """How many processes this machine starts."""
+        return self.num_processes // self.num_machines
+
+    @property
+    def hosts_meeting_point(self) -> bool:
+        """Whether the port is one of this machine."""
+        return self.port is not None and self.machine_rank == 0
+
+    def __str__(self) -> str:
+        lines = [
+            f"launcher:    {self.launcher}",
+            f"processes:   {self._processes()}",
+            f"command:     {shlex.join(hide_secrets(self.argv))}",
+            "environment:" if self.env else "environment: nothing added",
+        ]
+        return "\n".join([*lines, *(f"  {name}={_shown(name, value)}" for name, value in sorted(self.env.items()))])
+
+    def _processes(self) -> str:
+        """Say how many processes run where, and where they meet."""
+        text = str(self.num_processes)
+        if self.num_machines > 1:
+            text += f" on {self.num_machines} machines, of which this is number {self.machine_rank}"
+        if self.address is not None:
+            text += f", meeting at {self.address}, port {self.port or 'free'}"
+        return text
+
+
+def hide_secrets(argv: Sequence[str]) -> list[str]:
+    """Return a command line with the values of flags that name a secret replaced by `***`."""
+    return list(_hidden(argv))
+
+
+def _hidden(argv: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command line, secrets hidden."""
+    hide_next = False
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if hide_next and not word.startswith("-"):
+            yield HIDDEN
+        elif equals and value:
+            yield f"{name}={_shown(name, value)}"
+        else:
+            yield word
+        hide_next = word.startswith("-") and not equals and _is_secret(name)
+
+
+def _shown(name: str, value: str) -> str:
+    """Return a value, or stars if its name says that it is a secret; a switch is none."""
+    plain = value.lower() in TRUE_WORDS + FALSE_WORDS
+    return HIDDEN if _is_secret(name) and not plain else shlex.quote(value)
+
+
+def _is_secret(name: str) -> bool:
+    """Whether the name of a flag or variable promises a secret."""
+    plain = name.lower().replace("-", "_")
+    return plain.endswith(SECRET_ENDINGS) or not SECRET_WORDS.isdisjoint(plain.split("_"))

@@ -1,0 +1,45 @@
+"""Every launcher by name, and the choice among them.
+
+Other distributions add launchers with an entry point in the group `accelerate.launchers`; they are asked after ours.
+"""
+
+from __future__ import annotations
+
+from accelerate.base.messages import message
+from accelerate.base.registry import Registry
+from accelerate.launchers.base import Launcher
+from accelerate.launchers.settings import LaunchSettings
+
+BUILT_IN: dict[str, str] = {
+    "torchrun": "accelerate.launchers.torchrun:TorchrunLauncher",
+    "single": "accelerate.launchers.single:SingleLauncher",
+}
+
+LAUNCHERS: Registry[type[Launcher]] = Registry("launchers")
+for _name, _where in BUILT_IN.items():
+    LAUNCHERS.register(_name, _where)
+
+
+def select(config: LaunchSettings) -> Launcher:
+    """Return the first launcher that accepts the settings.
+
+    Raises:
+        ValueError: none does.
+    """
+    for name in BUILT_IN:
+        launcher = LAUNCHERS.get(name)()
+        if launcher.accepts(config):
+            return launcher
+    for name in LAUNCHERS.names():
+        launcher = LAUNCHERS.get(name)()
+        if launcher.accepts(config):
+            return launcher
+    kind = config.said("distributed_type") if config.label is not None else config.script
+    raise ValueError(
+        message(
+            given=kind,
+            why="no launcher of this version starts such a run",
+            allowed=f"what {' or '.join(LAUNCHERS.names())} starts: one process, or several with torch.distributed",
+            do="choose another distributed_type (`accelerate config`), or install the package that brings the launcher",
+        )
+    )

@@ -1,0 +1,178 @@
+"""What a launch was told, merged: a flag wins over the config file, and what neither says stays open.
+
+:class:`LaunchSettings` is all that a launcher looks at. It is complete once built: the hardware and the environment
+are part of it, so that the same settings give the same plan on any machine.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from accelerate.base.environ import str_to_bool
+from accelerate.config.cluster import SECTIONS, ClusterConfig
+from accelerate.config.enums import DistributedType, value_of
+from accelerate.config.option import Option, options
+from accelerate.config.resolve import Found, Settings, merge
+from accelerate.launchers.hardware import Hardware
+from accelerate.launchers.options import LaunchOptions
+
+#: The dataclasses whose Options are flags of `accelerate launch`; a declared section of the config file is one.
+DECLARED: tuple[type, ...] = (Settings, ClusterConfig, *SECTIONS.values(), LaunchOptions)
+DEFAULT_PORT = 29500
+#: In a config file: the number of processes has to be given at launch.
+AT_LAUNCH = -1
+
+
+@functools.cache
+def declared() -> dict[str, Option]:
+    """Return every setting of a launch, by `dest`."""
+    found: dict[str, Option] = {}
+    for cls in DECLARED:
+        for one in options(cls).values():
+            found.setdefault(one.dest, one)
+    return found
+
+
+@dataclass(frozen=True)
+class LaunchSettings:
+    """The settings of one launch.
+
+    Args:
+        script: path of the script, name of the module, or program to run.
+        arguments: what it is passed.
+        found: what was said, by `dest`, with the door it came through ("flag" or "file").
+        hardware: the accelerators that this machine offers.
+        environ: the variables of the launching process.
+        file: the config file that was read.
+        cores: the CPU cores to share among the processes; None to count them when that is needed.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    found: Mapping[str, Found] = field(default_factory=dict)
+    hardware: Hardware = field(default_factory=Hardware)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    file: str | None = None
+    cores: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        script: str,
+        arguments: tuple[str, ...],
+        flags: Mapping[str, Any],
+        config: ClusterConfig | None,
+        **facts: Any,
+    ) -> LaunchSettings:
+        """Return the settings for these flags (by `dest`) and this config file."""
+        return cls(script, arguments, merge(flags, config.values() if config is not None else {}), **facts)
+
+    def get(self, dest: str) -> Any:
+        """Return a setting: what was said, or its default."""
+        return self.found[dest].value if dest in self.found else declared()[dest].default
+
+    def is_flag(self, dest: str) -> bool:
+        """Whether a setting was given on the command line."""
+        return dest in self.found and self.found[dest].source == "flag"
+
+    def said(self, dest: str) -> str:
+        """Return how a person would name what was said: the flag with its value, or the line of the config file."""
+        value = value_of(self.get(dest))
+        if self.is_flag(dest):
+            flag = declared()[dest].flag
+            return str(flag) if value is True else f"{flag} {value}"
+        return f"`{declared()[dest].yaml}: {value}` in {self.file or 'the config file'}"
+
+    @property
+    def label(self) -> DistributedType | None:
+        """The kind of run that the config file names."""
+        return self.found["distributed_type"].value if "distributed_type" in self.found else None
+
+    @functools.cached_property
+    def on_cpu(self) -> bool:
+        """Whether the processes run on the CPU: because somebody said so, or because there is nothing else."""
+        return self.cpu_is_chosen or (self.hardware.is_cpu and not self.wants_accelerators)
+
+    @functools.cached_property
+    def cpu_is_chosen(self) -> bool:
+        """Whether somebody asked for the CPU: by flag, config file or environment, in this order."""
+        if self.is_flag("cpu"):
+            return bool(self.get("cpu"))
+        if self.is_flag("multi_gpu"):
+            return not self.get("multi_gpu")
+        if self.label == DistributedType.MULTI_CPU:
+            return True
+        if "cpu" in self.found:
+            return bool(self.get("cpu"))
+        return bool(str_to_bool(self.environ.get("ACCELERATE_USE_CPU", "false")))
+
+    @property
+    def wants_accelerators(self) -> bool:
+        """Whether somebody asked for accelerators, rather than taking what is there."""
+        if self.is_flag("multi_gpu"):
+            return bool(self.get("multi_gpu"))
+        return self.label not in (None, DistributedType.NO, DistributedType.MULTI_CPU) and not self.is_flag("cpu")
+
+    @property
+    def num_machines(self) -> int:
+        """How many machines take part."""
+        return int(self.get("num_machines"))
+
+    @functools.cached_property
+    def num_processes(self) -> int:
+        """How many processes to start over all machines: as said, or one for each device."""
+        if self.num_processes_is_said:
+            return int(self.get("num_processes"))
+        alone = self.on_cpu or (self.label == DistributedType.NO and not self.is_flag("multi_gpu"))
+        return self.num_machines * (1 if alone else max(self.devices, 1))
+
+    @property
+    def num_processes_is_said(self) -> bool:
+        """Whether somebody said how many processes to start; in a config file, -1 says that it comes later."""
+        return "num_processes" in self.found and self.get("num_processes") != AT_LAUNCH
+
+    @property
+    def processes_here(self) -> int:
+        """How many of the processes this machine starts."""
+        return max(self.num_processes // self.num_machines, 1)
+
+    @property
+    def devices(self) -> int:
+        """How many accelerators of this machine the run may use."""
+        ids = self.chosen_ids
+        return self.hardware.count if ids is None else min(len(ids.split(",")), self.hardware.count)
+
+    @property
+    def chosen_ids(self) -> str | None:
+        """The numbers of the devices to use, with commas between; None for all."""
+        ids = str(self.get("gpu_ids") or "all").replace(" ", "")
+        return None if ids.lower() == "all" else ids
+
+    @property
+    def port(self) -> int | None:
+        """The port that was asked for; None when any will do."""
+        port = self.get("main_process_port")
+        if port is None and self.num_machines > 1:
+            return DEFAULT_PORT
+        return port or None
+
+    def chosen_for_you(self) -> list[str]:
+        """Return a line that says what will be started, if that was nobody's choice."""
+        if self.num_processes_is_said:
+            return []
+        what = "1 process" if self.num_processes == 1 else f"{self.num_processes} processes"
+        where = "on the CPU" if self.on_cpu else f"on {self.hardware.kind}"
+        why = "" if self.cpu_is_chosen else f", having found {self.hardware}"
+        return [f"starting {what} {where}{why}; --num_processes, or `accelerate config`, says otherwise"]
+
+    def __str__(self) -> str:
+        lines = [f"  {self.said(dest)}" for dest in self.found if dest != "dry_run"]
+        number = (
+            []
+            if self.num_processes_is_said
+            else [f"  num_processes {self.num_processes}, having found {self.hardware}"]
+        )
+        return "\n".join(["settings:", *number, *lines])
