@@ -1,0 +1,1 @@
+"""Helpers for people's own tests, and the scripts behind `accelerate test`."""

@@ -1,0 +1,1 @@
+"""Scripts that are launched on several processes to see whether a configuration works."""
