@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import gc
 import inspect
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from accelerate.base.constants import PROFILE_PATTERN_NAME
-from accelerate.base.messages import warn_once
 from accelerate.checkpointing.objects import check_stateful, save_object
 from accelerate.comm import operations
 from accelerate.config.arguments import (
@@ -45,6 +44,7 @@ from accelerate.data_loader.metrics import gather_for_metrics
 from accelerate.devices.memory import clear_device_cache
 from accelerate.logging import get_logger
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.precision.base import not_a_scalar
 from accelerate.precision.select import select_precision
 from accelerate.scheduler import AcceleratedScheduler, check_unit, describe_unit
 from accelerate.state import AcceleratorState, GradientState
@@ -54,7 +54,7 @@ from accelerate.strategies.accumulation import Accumulate, Accumulation
 from accelerate.strategies.base import Setup, is_spread
 from accelerate.strategies.bundle import Bundle, linked_optimizers
 from accelerate.strategies.ddp import sync_in_backward
-from accelerate.strategies.join import even_batches_set
+from accelerate.strategies.join import joined
 from accelerate.strategies.select import select_strategy
 from accelerate.strategies.unwrap import extract_model_from_parallel
 
@@ -144,6 +144,7 @@ class Accelerator(ProcessControl):
             mixed_precision=mixed_precision,
             dataloader_config=dataloader_config,
         )
+        self.scheduler_unit = check_unit(scheduler_unit)
         self.device_placement = device_placement
         self.dataloader_config = modern["dataloader_config"] or DataLoaderConfiguration()
         self.project_configuration = project_config or ProjectConfiguration(project_dir=project_dir)
@@ -163,7 +164,6 @@ class Accelerator(ProcessControl):
             self.gradient_state = GradientState(accumulation)
             self._compose(self.state.dynamo_plugin or dynamo, keep_output_dtype)
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
-        self.scheduler_unit = check_unit(scheduler_unit)
         self.rng_types = rng_types if rng_types is not None else ["generator"]
         self.log_with: list[Any] = []
         self.trackers: list[Any] = []
@@ -213,6 +213,12 @@ class Accelerator(ProcessControl):
     logging_dir = fact("project_configuration.logging_dir", "Where trackers write.")
     save_iteration = fact("project_configuration.iteration", "The number of the next automatic checkpoint.")
     should_save_model = fact("is_local_main_process", "Whether this process writes models.")
+
+    @property
+    def use_fp16(self) -> bool:
+        """The old spelling of `mixed_precision == "fp16"`."""
+        warnings.warn("use_fp16 is an old spelling; write mixed_precision == 'fp16'.", FutureWarning, stacklevel=2)
+        return self.mixed_precision == "fp16"
 
     @property
     def multi_device(self) -> bool:
@@ -413,7 +419,12 @@ class Accelerator(ProcessControl):
         scale = self._accumulation.loss_scale()
         if scale is not None:
             loss = loss * scale
-        self._strategy.backward(loss, **kwargs)
+        try:
+            self._strategy.backward(loss, **kwargs)
+        except RuntimeError as error:
+            if loss.numel() != 1 and "gradient" not in kwargs:
+                raise RuntimeError(not_a_scalar(loss)) from error
+            raise
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Divide gradients by the loss scale of fp16 training, so that they can be looked at or clipped.
@@ -456,25 +467,17 @@ class Accelerator(ProcessControl):
         """Whether a prepared optimizer left out its last update because of overflowing fp16 gradients."""
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
 
-    @contextmanager
-    def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
+    def join_uneven_inputs(
+        self, joinables: list[Any], even_batches: bool | None = None
+    ) -> AbstractContextManager[None]:
         """Train although ranks have different numbers of batches: those that end first answer the others' collectives.
 
         Args:
             joinables: prepared models (and `torch.distributed.algorithms.Joinable` optimizers).
             even_batches: overrides this setting of the prepared map-style loaders inside the context.
         """
-        if not self._strategy.joinable:
-            if self.use_distributed:
-                warn_once(f"join_uneven_inputs has no effect with {self.distributed_type}: its models can't be joined.")
-            yield
-            return
-        with ExitStack() as stack:
-            if even_batches is not None:
-                stack.enter_context(even_batches_set(self._dataloaders, even_batches))
-            enable = not (self.even_batches if even_batches is None else even_batches)
-            stack.enter_context(self._strategy.join(joinables, enable))
-            yield
+        even = self.even_batches if even_batches is None else even_batches
+        return joined(self._strategy, joinables, self._dataloaders, even)
 
     def autocast(
         self, autocast_handler: AutocastKwargs | None = None, **old_spellings: Any
@@ -494,9 +497,7 @@ class Accelerator(ProcessControl):
         with handler.build() as profiler:
             yield profiler
         if handler.output_trace_dir is not None:
-            folder = Path(handler.output_trace_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(folder / PROFILE_PATTERN_NAME.format(suffix=self.process_index)))
+            handler.export(profiler, self.process_index)
             self.wait_for_everyone()
 
     # --- between processes --------------------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from accelerate.base.constants import PROFILE_PATTERN_NAME
 from accelerate.base.messages import did_you_mean, message
 from accelerate.config.kwargs import KwargsHandler
 
@@ -59,6 +61,12 @@ class ProfileKwargs(KwargsHandler):
             with_flops=self.with_flops,
             with_modules=self.with_modules,
         )
+
+    def export(self, profiler: torch.profiler.profile, rank: int) -> None:
+        """Write what `profiler` of process `rank` has seen to its file in `output_trace_dir`, which is made if missing."""
+        folder = Path(self.output_trace_dir or ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(folder / PROFILE_PATTERN_NAME.format(suffix=rank)))
 
     def _activities(self, names: Iterable[str]) -> list[torch.profiler.ProfilerActivity]:
         """Return torch's members for the activities called `names`."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accelerate.base.messages import message
 from accelerate.precision.spec import PrecisionSpec
 
 if TYPE_CHECKING:
@@ -78,3 +79,13 @@ class Precision:
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> tuple[Any, bool]:
         """Step `optimizer`, which is not a prepared one; return its result, and whether the update was skipped."""
         return (optimizer.step() if closure is None else optimizer.step(closure)), False
+
+
+def not_a_scalar(loss: torch.Tensor) -> str:
+    """Return the message for a loss of several values, whose gradient is not defined."""
+    return message(
+        given=f"a loss of shape {tuple(loss.shape)}",
+        why="a gradient is taken of one value, and this tensor has several",
+        allowed="a scalar, or any tensor together with gradient=...",
+        do="reduce it first, for example with loss.mean()",
+    )

@@ -1,12 +1,32 @@
-"""Training on different numbers of batches per rank: what changes on the side of the data."""
+"""Training on different numbers of batches per rank: ranks that end first answer the collectives of the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from accelerate.base.messages import warn_once
+from accelerate.strategies.base import Strategy
+
+
+@contextmanager
+def joined(strategy: Strategy, joinables: Sequence[Any], loaders: Iterable[Any], even_batches: bool) -> Iterator[None]:
+    """Let ranks run out of batches at different times inside the context.
+
+    Args:
+        strategy: the strategy of the run; one whose models can't be joined warns and changes nothing.
+        joinables: prepared models, and optimizers that can be joined.
+        loaders: prepared loaders, of which the map-style ones take up `even_batches` meanwhile.
+        even_batches: whether loaders give every rank equally many batches, so that there is nothing to join.
+    """
+    if not strategy.joinable:
+        if strategy.runtime.topology.world_size > 1:
+            warn_once(f"join_uneven_inputs has no effect with {strategy.label()}: its models can't be joined.")
+        yield
+        return
+    with even_batches_set(loaders, even_batches), strategy.join(joinables, enable=not even_batches):
+        yield
 
 
 @contextmanager
