@@ -5,6 +5,8 @@ The names below, and the submodules, are imported when they are first used: `imp
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from accelerate._lazy import lazy_exports
 from accelerate.base.environ import parse_flag_from_env
 
@@ -45,4 +47,4 @@ __getattr__, __dir__, __all__ = lazy_exports(
 )
 
 if parse_flag_from_env("ACCELERATE_ENABLE_RICH"):
-    from accelerate.utils import rich  # noqa: F401  (installs the traceback handler)
+    import_module("accelerate.utils.rich")  # installs the traceback handler

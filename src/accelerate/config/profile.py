@@ -63,7 +63,7 @@ class ProfileKwargs(KwargsHandler):
         )
 
     def export(self, profiler: torch.profiler.profile, rank: int) -> None:
-        """Write what `profiler` of process `rank` has seen to its file in `output_trace_dir`, which is made if missing."""
+        """Write what `profiler` of process `rank` has seen to its file in `output_trace_dir`."""
         folder = Path(self.output_trace_dir or ".")
         folder.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(folder / PROFILE_PATTERN_NAME.format(suffix=rank)))
