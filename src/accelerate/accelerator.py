@@ -52,18 +52,13 @@ from accelerate.state.accelerator_state import undone_on_error
 from accelerate.state.control import ProcessControl
 from accelerate.strategies.accumulation import Accumulate, Accumulation
 from accelerate.strategies.base import Setup, is_spread
-from accelerate.strategies.bundle import Bundle, linked_optimizers
+from accelerate.strategies.bundle import Bundle, linked_optimizers, mark_prepared
 from accelerate.strategies.ddp import sync_in_backward
 from accelerate.strategies.join import joined
 from accelerate.strategies.select import select_strategy
 from accelerate.strategies.unwrap import extract_model_from_parallel
 
 logger = get_logger(__name__)
-
-
-def mark_prepared(obj: Any) -> None:
-    """Note on `obj` that it went through `prepare`, so that preparing it again returns it as it is."""
-    obj._is_accelerate_prepared = True
 
 
 def fact(path: str, doc: str) -> Any:

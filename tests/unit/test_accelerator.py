@@ -378,6 +378,16 @@ def test_unwrapped_mixed_precision_model_pickles():
     assert pickle.loads(pickle.dumps(bare))(torch.ones(1, 2)).dtype == torch.float32
 
 
+def test_a_pickled_copy_of_a_prepared_model_can_be_prepared_again():
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", keep_output_dtype=True)
+    prepared = accelerator.prepare(nn.Linear(2, 2))
+    assert prepared._is_accelerate_prepared
+    assert copy.deepcopy(prepared)._is_accelerate_prepared
+    loaded = pickle.loads(pickle.dumps(prepared))
+    assert loaded(torch.ones(1, 2)).dtype == torch.float32
+    assert accelerator.prepare(loaded)(torch.ones(1, 2)).dtype == torch.bfloat16
+
+
 def test_fp16_trains_on_cpu_and_counts_skipped_updates():
     accelerator = Accelerator(cpu=True, mixed_precision="fp16")
     model, optimizer, scheduler, _ = parts()

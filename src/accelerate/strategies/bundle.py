@@ -114,3 +114,18 @@ def linked_optimizers(scheduler: Any, optimizers: list[Any]) -> list[Any]:
             )
         )
     return linked
+
+
+class _Prepared(int):
+    """The mark of a prepared model: true, but not in a pickled copy, which has a plain forward and no wrapper."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bool, (False,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Prepared:
+        return self
+
+
+def mark_prepared(obj: Any) -> None:
+    """Note on `obj` that it went through `prepare`, so that preparing it again returns it as it is."""
+    obj._is_accelerate_prepared = _Prepared(True) if isinstance(obj, torch.nn.Module) else True

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from accelerate.base.messages import message
 from accelerate.base.registry import Registry
 from accelerate.strategies.base import Setup, Strategy
+from accelerate.strategies.compile import allow_tf32
 
 STRATEGIES: Registry[type[Strategy]] = Registry("strategies")
 STRATEGIES.register("single", "accelerate.strategies.single:SingleProcess")
@@ -38,4 +39,6 @@ def select_strategy(setup: Setup) -> Strategy:
                 do="start one process (--num_processes 1)",
             )
         )
+    if setup.precision.spec.compute is None:
+        allow_tf32(setup.runtime.device.torch_device, setup.dynamo)
     return STRATEGIES.get(name)(setup)
