@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from accelerate.base.messages import message
 
@@ -49,6 +48,8 @@ def save_object(obj: Any, file: str | Path, *, safe_serialization: bool = False)
     os.close(handle)
     try:
         if safe_serialization:
+            from safetensors.torch import save_file  # only who writes such files pays for it
+
             save_file(without_shared_tensors(obj), name, metadata={"format": "pt"})
         else:
             torch.save(obj, name)
@@ -87,17 +88,17 @@ def _umask() -> int:
     return mask
 
 
-def load_object(file: Any, map_location: Any = None, **kwargs: Any) -> Any:
+def load_object(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
     """Read what `save_object` wrote with `torch.save`; nothing that the file contains is executed.
 
     Args:
-        file: a path or a file object.
+        f: a path or a file object.
         map_location: where tensors go, see `torch.load`.
         kwargs: handed on to `torch.load`; `weights_only=False` lets the file run code of its own.
     """
     kwargs.setdefault("weights_only", True)
     with torch.serialization.safe_globals(list(NUMPY_GLOBALS)):
-        return torch.load(file, map_location=map_location, **kwargs)
+        return torch.load(f, map_location=map_location, **kwargs)
 
 
 def _numpy_globals() -> Iterator[Any]:
