@@ -136,11 +136,13 @@ class Permuted(Indices):
     Args:
         size: how many indices.
         generator: where the permutation is drawn from; None: one that is seeded from torch's global generator.
+        lives_on: whether later epochs are drawn from where this one leaves the generator.
     """
 
-    def __init__(self, size: int, generator: torch.Generator | None) -> None:
+    def __init__(self, size: int, generator: torch.Generator | None, lives_on: bool = False) -> None:
         super().__init__(size)
         self.generator = generator
+        self.lives_on = lives_on
         self.order = torch.empty(0, dtype=torch.int64)
 
     def draw(self) -> None:
@@ -153,9 +155,10 @@ class Permuted(Indices):
         return self.order[start:stop]
 
     def finish(self) -> None:
-        # RandomSampler draws once more before it ends. Without this, a generator that lives on would give other
-        # permutations from the second epoch on than it gives to a plain DataLoader.
-        torch.randperm(self.size, generator=self.generator)
+        if self.lives_on:
+            # RandomSampler draws once more before it ends; without that, the permutations of later epochs would not be
+            # those of a plain DataLoader.
+            torch.randperm(self.size, generator=self.generator)
 
 
 def deal_out(indices: Indices, deal: Deal, start: int = 0) -> Dealt:

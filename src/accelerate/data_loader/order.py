@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, W
 
 from accelerate.comm.collectives import Collectives
 from accelerate.data_loader.copies import copy_with
-from accelerate.data_loader.samplers import SeedableRandomSampler
+from accelerate.data_loader.samplers import OwnGenerator, SeedableRandomSampler
 from accelerate.data_loader.shares import DataShard
 
 
@@ -153,10 +153,6 @@ def mixed(seed: int, index: int) -> int:
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
     return (bits ^ bits >> 31) % 2**63
-
-
-class OwnGenerator(torch.Generator):
-    """A generator that a loader made for its sampler, and seeds anew in every epoch."""
 
 
 TORCH_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)

@@ -74,9 +74,8 @@ def prepare_data_loader(
     Args:
         dataloader: the user's loader, which stays as it is. A prepared one is returned as it is.
         device: where batches go when `put_on_device`; by default the device of this process.
-        num_processes: among how many processes the data is shared out; by default all, or the data-parallel ones of
-            `torch_device_mesh`.
-        process_index: which share is this process's; by default its rank among those.
+        num_processes: among how many processes the data is shared out; by default all.
+        process_index: which of them this one is; by default its rank.
         split_batches: the loader's batch size is that of all processes together, and divisible by their number.
         put_on_device: move every batch to `device`.
         rng_types: random generators made equal on all ranks at the start of every pass; "generator" is implied.
@@ -118,10 +117,12 @@ def prepare_data_loader(
 
 
 def chosen_shard(runtime: Runtime, mesh: Any, num_processes: int | None, process_index: int | None) -> DataShard:
-    """Return the share of this process: what the arguments say, else what the mesh says, else one per rank."""
-    own = DataShard.of(runtime.topology.rank, runtime.topology.world_size, mesh)
-    return DataShard(
-        own.index if process_index is None else process_index, own.count if num_processes is None else num_processes
+    """Return the share of this process among `num_processes`, of which those that share a model read the same."""
+    topology = runtime.topology
+    return DataShard.of(
+        topology.rank if process_index is None else process_index,
+        topology.world_size if num_processes is None else num_processes,
+        mesh,
     )
 
 

@@ -11,6 +11,10 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from accelerate.data_loader.dealing import Indices, InSequence, Permuted
 
 
+class OwnGenerator(torch.Generator):
+    """A generator that a loader made for its sampler, and seeds anew in every epoch."""
+
+
 class SeedableRandomSampler(RandomSampler):
     """A random sampler whose permutation follows from a seed and the epoch alone.
 
@@ -68,7 +72,10 @@ def indices_of(sampler: Any) -> Indices | None:
         return None
     if isinstance(sampler, SeedableRandomSampler):
         return SeededIndices(sampler)
-    return Permuted(sampler.num_samples, sampler.generator)
+    generator = sampler.generator
+    return Permuted(
+        sampler.num_samples, generator, lives_on=not (generator is None or isinstance(generator, OwnGenerator))
+    )
 
 
 def get_sampler(dataloader: Any) -> Any:
