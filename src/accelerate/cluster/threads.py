@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 
-import psutil
 import torch
 
 from accelerate.cluster.topology import Topology
@@ -38,4 +37,6 @@ def threads_per_process(processes: int, cores: int) -> int:
 
 def physical_cores() -> int:
     """Return how many physical cores the machine has, or logical ones where it doesn't tell them apart."""
+    import psutil
+
     return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1

@@ -11,8 +11,6 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-import psutil
-
 from accelerate.base.environ import parse_flag_from_env
 from accelerate.base.messages import warn_once
 from accelerate.devices.device import build_device
@@ -84,6 +82,8 @@ def parse_cpu_list(cpu_list_str: str) -> list[int]:
 
 def bind(cores: list[int]) -> None:
     """Bind this process to those of `cores` that it may use, with all of its threads: new ones follow their parent."""
+    import psutil
+
     allowed = sorted(set(cores) & os.sched_getaffinity(0)) or cores
     for thread in psutil.Process().threads():
         os.sched_setaffinity(thread.id, allowed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import psutil
 import torch
 
 from accelerate.devices.device import Device, RngState
@@ -55,6 +54,8 @@ class CpuDevice(Device):
 
     def memory_info(self, index: int | None = None) -> tuple[int, int]:
         """Return the available and the total bytes of main memory."""
+        import psutil
+
         memory = psutil.virtual_memory()
         return memory.available, memory.total
 
