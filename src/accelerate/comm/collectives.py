@@ -133,7 +133,7 @@ class Collectives(ABC):
         Returns:
             `tensor` itself.
         """
-        local = tensor.detach()
+        local = tensor.detach() if tensor.requires_grad else tensor
         moved = local.to(self.device).contiguous()
         if moved.numel():
             bare = self.packs_bytes and moved.dtype not in MOVED_AS_IS
@@ -303,8 +303,10 @@ _TORCH_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.Re
 
 
 def as_bytes(flat: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a contiguous `[n]`; torch lets the one element of a `[1]` have any stride."""
-    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
+    """Return the bytes of a contiguous `[n]`."""
+    if flat.numel() == 1:
+        flat = flat.as_strided((1,), (1,))  # one element counts as contiguous with any stride
+    return flat.view(torch.uint8)
 
 
 def check_reducible(dtype: torch.dtype, op: str, what: str = "a tensor") -> None:

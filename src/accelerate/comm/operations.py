@@ -110,8 +110,10 @@ def broadcast(collectives: Collectives, data: T, from_process: int = 0) -> T:
         return data
     if collectives.debug:
         verify.verify(collectives, "broadcast", data, arguments=f"from_process={from_process}")
-    tensors = _tensors(data, "broadcast", shards=False)
-    broadcast_many(collectives, tensors, from_process)
+    if type(data) is torch.Tensor and _obstacle(data) is None:
+        collectives.broadcast(data, from_process)
+    else:
+        broadcast_many(collectives, _tensors(data, "broadcast", shards=False), from_process)
     return data
 
 
@@ -142,7 +144,7 @@ def pad_across_processes(
     own = [_size_to_pad(data, index, leaf, dim, pad_index) for index, leaf in enumerate(found)]
     if not several or not found:
         return data
-    largest = collectives.all_reduce(torch.tensor(own, device=collectives.device), "max").tolist()
+    largest = collectives.all_gather(torch.tensor(own, device=collectives.device)).amax(0).tolist()
     return with_leaves(
         data,
         [

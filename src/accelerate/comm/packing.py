@@ -10,6 +10,8 @@ never share memory with each other.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
@@ -52,8 +54,9 @@ def gather_many(collectives: Collectives, tensors: list[torch.Tensor]) -> list[t
             continue
         rows = collectives.gather_flat(_pack(runs, collectives.device)).view(world_size, -1)
         for run, part in zip(runs, _unpack(rows, runs), strict=True):
-            for place, tensor, piece in zip(run.places, run.tensors, part.split_with_sizes(run.sizes, 1), strict=True):
-                results[place] = piece.reshape(_gathered_shape(tensor.shape, world_size)).contiguous()
+            pieces: Any = torch.split_with_sizes_copy(part, run.sizes, 1)  # type: ignore[func-returns-value]
+            for place, tensor, piece in zip(run.places, run.tensors, pieces, strict=True):
+                results[place] = piece.view(_gathered_shape(tensor.shape, world_size))
     return results
 
 
