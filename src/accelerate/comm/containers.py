@@ -86,7 +86,7 @@ def _registered(node: Any) -> Container:
 
 
 def _keys(data: Mapping[Any, Any]) -> list[str]:
-    return [f"[{key!r}]" for key in data]
+    return [f"[{key!r}]" for key in data.keys()]  # noqa: SIM118  (some iterate over something else)
 
 
 def _indices(data: Any) -> list[str]:
@@ -94,7 +94,7 @@ def _indices(data: Any) -> list[str]:
 
 
 def _remapped(data: Mapping[Any, Any], values: list[Any]) -> Any:
-    keys = list(data)
+    keys = list(data.keys())
     if not isinstance(data, MutableMapping):
         return type(data)(dict(zip(keys, values, strict=True)))  # type: ignore[call-arg]  # as every immutable mapping is made
     new = copy.copy(data)

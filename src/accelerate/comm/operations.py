@@ -89,7 +89,7 @@ def reduce(collectives: Collectives, data: Any, reduction: str = "mean", scale: 
     return with_leaves(data, results)
 
 
-def broadcast(collectives: Collectives, data: T, from_process: int = 0) -> T:
+def broadcast(collectives: Collectives, data: Any, from_process: int = 0) -> Any:
     """Give every rank the tensors of one of them, in place.
 
     Args:

@@ -171,7 +171,7 @@ def _send(data: Any, device: torch.device | str | int, non_blocking: bool, skipp
     if kind is None:
         return data
     values = list(kind.values(data))
-    keys = list(data) if skipped and isinstance(data, Mapping) else [None] * len(values)
+    keys = list(data.keys()) if skipped and isinstance(data, Mapping) else [None] * len(values)
     pairs = zip(keys, values, strict=True)
     moved = [value if key in skipped else _send(value, device, non_blocking, skipped) for key, value in pairs]
     return kind.rebuild(data, moved)
@@ -185,7 +185,7 @@ def _send_object(data: Any, device: torch.device | str | int, non_blocking: bool
     except TypeError:  # a `.to` that knows no `non_blocking`
         moved = movable.to(device)
     if mapping:
-        for key in skipped.intersection(data):
+        for key in skipped.intersection(data.keys()):
             moved[key] = data[key]
     return moved
 
@@ -244,7 +244,7 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
 
     Raises:
         TypeError: a leaf is not a tensor.
-        ValueError: there is nothing to join.
+        ValueError: there is nothing to join, or the structures differ.
     """
     if not data:
         raise ValueError("Cannot concatenate an empty list.")
@@ -254,11 +254,11 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
     kind = container_of(first)
     if kind is None:
         raise TypeError(f"Can only concatenate tensors but got {type(first)}")
-    if isinstance(first, Mapping):
-        columns: Iterable[Any] = ([each[key] for each in data] for key in first)
-    else:
-        columns = zip(*(kind.values(each) for each in data), strict=True)
-    return kind.rebuild(first, [concatenate(column, dim) for column in columns])
+    labels = list(kind.labels(first))
+    parts = [dict(zip(kind.labels(each), kind.values(each), strict=True)) for each in data]  # keys in any order
+    if any(each.keys() != parts[0].keys() for each in parts):
+        raise ValueError(f"Cannot concatenate different structures: {[''.join(each) for each in parts]}.")
+    return kind.rebuild(first, [concatenate([each[label] for each in parts], dim) for label in labels])
 
 
 def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:

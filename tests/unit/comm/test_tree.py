@@ -150,7 +150,13 @@ def test_concatenate():
 
 @pytest.mark.parametrize(
     ("data", "error"),
-    [([3, 4], TypeError), ([], ValueError), ([[torch.ones(1)], []], ValueError), ([{"a": 1}, {"a": 2}], TypeError)],
+    [
+        ([3, 4], TypeError),
+        ([], ValueError),
+        ([[torch.ones(1)], []], ValueError),
+        ([{"a": 1}, {"a": 2}], TypeError),
+        ([{"a": torch.ones(1)}, {"b": torch.ones(1)}], ValueError),
+    ],
 )
 def test_what_can_not_be_concatenated(data, error):
     with pytest.raises(error):
