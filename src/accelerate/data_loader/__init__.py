@@ -8,6 +8,8 @@ is in `dealing`), `order` holds the seeds that ranks agree on, `prepared` the on
 from __future__ import annotations
 
 from accelerate.data_loader.adapter import DataLoaderAdapter
+from accelerate.data_loader.dispatcher import DataLoaderDispatcher
+from accelerate.data_loader.iterable import IterableDatasetShard
 from accelerate.data_loader.iteration import DataLoaderStateMixin
 from accelerate.data_loader.prepare import prepare_data_loader
 from accelerate.data_loader.sampler_shards import BatchSamplerShard, SkipBatchSampler
@@ -19,9 +21,11 @@ from accelerate.data_loader.skip import SkipDataLoader, skip_first_batches
 __all__ = [
     "BatchSamplerShard",
     "DataLoaderAdapter",
+    "DataLoaderDispatcher",
     "DataLoaderShard",
     "DataLoaderStateMixin",
     "DataShard",
+    "IterableDatasetShard",
     "SeedableRandomSampler",
     "SkipBatchSampler",
     "SkipDataLoader",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from typing import Any
 
 from accelerate.data_loader.dealing import Tail
@@ -62,7 +61,13 @@ class DataLoaderStateMixin:
         if getattr(self, "_drop_last", False):
             return -1
         dataset, per_step = getattr(self, "dataset", None), getattr(self, "total_batch_size", None)
-        length = getattr(dataset, "total_dataset_length", None)
-        if length is None and isinstance(dataset, Sized):
-            length = len(dataset)
+        length = getattr(dataset, "total_dataset_length", None) or length_of(dataset)
         return length % per_step if length is not None and per_step else -1
+
+
+def length_of(data: Any) -> int | None:
+    """Return the length of a dataset or sampler, or None where it has none."""
+    try:
+        return len(data)
+    except TypeError:
+        return None

@@ -16,8 +16,11 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from accelerate.base.messages import message, warn_once
 from accelerate.config.enums import RNGType
 from accelerate.data_loader.adapter import DataLoaderAdapter
-from accelerate.data_loader.copies import copy_loader
+from accelerate.data_loader.copies import copy_loader, copy_with
+from accelerate.data_loader.dispatcher import DataLoaderDispatcher
 from accelerate.data_loader.edge import current_runtime
+from accelerate.data_loader.iterable import IterableDatasetShard
+from accelerate.data_loader.marked import MarkingCollate
 from accelerate.data_loader.order import (
     Order,
     agree_on,
@@ -113,7 +116,7 @@ def prepare_data_loader(
     dispatches = decide_dispatch(dataloader, dispatch_batches, put_on_device)
     warn_of_ignored(rules, dispatches, put_on_device, slice_fn_for_dispatch)
     check_split(dataloader, rules)
-    return sharded(dataloader, rules)
+    return dispatched(dataloader, rules, slice_fn_for_dispatch) if dispatches else sharded(dataloader, rules)
 
 
 def chosen_shard(runtime: Runtime, mesh: Any, num_processes: int | None, process_index: int | None) -> DataShard:
@@ -170,13 +173,16 @@ def check_split(dataloader: DataLoader, rules: Rules) -> None:
 
 def sharded(dataloader: DataLoader, rules: Rules) -> DataLoaderShard:
     """Return the loader with which this process reads its share itself."""
-    changes, order = shared_samplers(dataloader, rules)
+    if isinstance(dataloader.dataset, IterableDataset):
+        changes, order = shared_stream(dataloader, rules), Order()
+    else:
+        changes, order = shared_samplers(dataloader, rules, rules.shard)
     return DataLoaderShard(
         dataloader.dataset,
         device=rules.device,
         rng_types=remaining_rng_types(rules, order),
         use_stateful_dataloader=rules.use_stateful_dataloader,
-        _drop_last=dataloader.drop_last or getattr(dataloader.batch_sampler, "drop_last", False),
+        _drop_last=drops_last(dataloader),
         _non_blocking=rules.non_blocking,
         torch_device_mesh=rules.mesh,
         base_dataloader=copy_loader(dataloader, **changes),
@@ -186,6 +192,55 @@ def sharded(dataloader: DataLoader, rules: Rules) -> DataLoaderShard:
     )
 
 
+def dispatched(dataloader: DataLoader, rules: Rules, slice_fn: Callable[..., Any] | None) -> DataLoaderDispatcher:
+    """Return the loader that rank 0 reads for all."""
+    changes: dict[str, Any] = {}
+    order = Order()
+    if not isinstance(dataloader.dataset, IterableDataset):
+        changes, order = shared_samplers(dataloader, rules, DataShard())
+    return DataLoaderDispatcher(
+        dataloader.dataset,
+        split_batches=rules.split_batches,
+        use_stateful_dataloader=rules.use_stateful_dataloader,
+        _drop_last=drops_last(dataloader),
+        _non_blocking=rules.non_blocking,
+        slice_fn=slice_fn,
+        torch_device_mesh=rules.mesh,
+        base_dataloader=copy_loader(dataloader, **changes),
+        runtime=rules.runtime,
+        order=order,
+        shard=rules.shard,
+        rng_types=remaining_rng_types(rules, order),
+    )
+
+
+def drops_last(dataloader: DataLoader) -> bool:
+    """Return whether a loader leaves out an incomplete last batch."""
+    return dataloader.drop_last or getattr(dataloader.batch_sampler, "drop_last", False)
+
+
+def shared_stream(dataloader: DataLoader, rules: Rules) -> dict[str, Any]:
+    """Return the attributes of the copied loader of a stream that differ."""
+    shard, batch_size = rules.shard, dataloader.batch_size
+    if shard.count == 1:
+        return {}
+    stream = IterableDatasetShard(
+        dataloader.dataset,
+        batch_size or 1,
+        drops_last(dataloader),
+        shard.count,
+        shard.index,
+        rules.split_batches,
+        marks=True,
+        whole_items=batch_size is None,
+    )
+    changes: dict[str, Any] = {"dataset": stream, "collate_fn": MarkingCollate(dataloader.collate_fn)}
+    if batch_size is not None:
+        changes["batch_size"] = stream.deal.share
+        changes["batch_sampler"] = copy_with(dataloader.batch_sampler, batch_size=stream.deal.share)
+    return changes
+
+
 def remaining_rng_types(rules: Rules, order: Order) -> list[str | RNGType] | None:
     """Return the generators to make equal; "generator" only where there is one and someone to agree with."""
     if rules.rng_types is None or (order.generator is not None and rules.shard.count > 1):
@@ -193,7 +248,7 @@ def remaining_rng_types(rules: Rules, order: Order) -> list[str | RNGType] | Non
     return [each for each in rules.rng_types if getattr(each, "value", each) != "generator"]
 
 
-def shared_samplers(dataloader: DataLoader, rules: Rules) -> tuple[dict[str, Any], Order]:
+def shared_samplers(dataloader: DataLoader, rules: Rules, shard: DataShard) -> tuple[dict[str, Any], Order]:
     """Return the attributes of the copied loader that differ, and how its order is agreed on."""
     name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
     sampler = getattr(dataloader, name)
@@ -203,10 +258,9 @@ def shared_samplers(dataloader: DataLoader, rules: Rules) -> tuple[dict[str, Any
     changes = {name: sampler}
     if dataloader.batch_size is not None:
         changes["sampler"] = inner_sampler(sampler)
-    if rules.shard.count > 1:
-        changes[name] = share_of(
-            sampler, rules, whole_items=name == "sampler" and not isinstance(sampler, BatchSampler)
-        )
+    if shard.count > 1:
+        whole_items = name == "sampler" and not isinstance(sampler, BatchSampler)
+        changes[name] = share_of(sampler, rules, whole_items)
         if dataloader.batch_size is not None and rules.split_batches:
             changes["batch_size"] = dataloader.batch_size // rules.shard.count
     return changes, order_of(sampler)

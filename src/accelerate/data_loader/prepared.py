@@ -7,7 +7,7 @@ known once an epoch (the order, the share, what is real in the last step) is not
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ from accelerate.config.enums import RNGType
 from accelerate.data_loader.adapter import DataLoaderAdapter
 from accelerate.data_loader.copies import copy_loader
 from accelerate.data_loader.edge import current_runtime
-from accelerate.data_loader.iteration import DataLoaderStateMixin, Pass
+from accelerate.data_loader.iterable import IterableDatasetShard
+from accelerate.data_loader.iteration import DataLoaderStateMixin, Pass, length_of
+from accelerate.data_loader.marked import Marked
 from accelerate.data_loader.order import Order, Seeds, order_of
 from accelerate.data_loader.progress import Progress
 from accelerate.data_loader.rng import synchronize_rng_states
@@ -87,8 +89,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return twin
 
     @abstractmethod
-    def _see_end(self, this_pass: Pass) -> None:
-        """Write into `this_pass`, whose batches have all been read, what of the last one is real."""
+    def _see_end(self, this_pass: Pass, batch: Any) -> None:
+        """Write into `this_pass` what is real in its last step; `batch`, the last one, does not tell itself."""
 
     def _is_ragged(self) -> bool:
         """Return whether the ranks may get batches of different sizes in any step."""
@@ -104,11 +106,15 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             batch = next(batches, END)
             if batch is not END:
                 for upcoming in batches:
+                    if type(batch) is Marked:
+                        this_pass.tail, batch = batch.tail, batch.data
+                    elif this_pass.tail is not None:
+                        this_pass.tail = None
                     this_pass.turn = state.turn = state.turn + 1
                     progress.batches += 1
                     yield batch
                     batch = upcoming
-                self._announce_end(this_pass)
+                batch = self._announce_end(this_pass, batch)
                 this_pass.turn = state.turn = state.turn + 1
                 progress.batches += 1
                 yield batch
@@ -128,16 +134,22 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return self.progress.begin(self._offset + self.skip_batches)
 
     def _expected_remainder(self) -> int:
-        sampler = self.get_sampler()
-        if self._drop_last or not isinstance(sampler, Sized):
-            return DataLoaderStateMixin._expected_remainder(self)
-        return len(sampler) % self.total_batch_size if self.total_batch_size else -1
+        length = length_of(self.get_sampler())
+        if length is None:
+            length = length_of(self._whole_dataset)
+        known = length is not None and self.total_batch_size and not self._drop_last
+        return length % self.total_batch_size if known else -1
 
-    def _announce_end(self, this_pass: Pass) -> None:
-        """Say that the batch about to be handed out is the last."""
-        self._see_end(this_pass)
+    def _announce_end(self, this_pass: Pass, batch: Any) -> Any:
+        """Say that the batch about to be handed out is the last, and return it without its mark."""
+        if type(batch) is Marked:
+            this_pass.tail, this_pass.remainder, batch = batch.tail, batch.tail.remainder, batch.data
+        else:
+            this_pass.tail = None
+            self._see_end(this_pass, batch)
         this_pass.end_of_dataloader = self.end_of_dataloader = True
         self.remainder = this_pass.remainder
+        return batch
 
     def __len__(self) -> int:
         return max(len(self.base_dataloader) - self.skip_batches, 0)
@@ -164,9 +176,13 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     @property
     def total_dataset_length(self) -> int:
         """The number of samples of the whole dataset, of all processes together."""
-        if hasattr(self.dataset, "total_length"):
-            return self.dataset.total_length
-        return len(self.dataset)
+        dataset = self._whole_dataset
+        return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
+
+    @property
+    def _whole_dataset(self) -> Any:
+        dataset = self.base_dataloader.dataset
+        return dataset.dataset if isinstance(dataset, IterableDatasetShard) else dataset
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the number of the next epoch, for this loader, its samplers and its dataset."""

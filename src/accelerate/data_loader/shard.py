@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from accelerate.config.enums import RNGType
 from accelerate.data_loader.adapter import DataLoaderAdapter
 from accelerate.data_loader.edge import current_runtime
+from accelerate.data_loader.iterable import IterableDatasetShard
 from accelerate.data_loader.iteration import Pass
+from accelerate.data_loader.marked import MarkingCollate
 from accelerate.data_loader.mover import mover_to
 from accelerate.data_loader.order import Order, SharedOrder
 from accelerate.data_loader.prepared import PreparedLoader
@@ -99,19 +101,28 @@ class DataLoaderShard(PreparedLoader):
             base_dataloader=skipping(self.base_dataloader, num_batches), _offset=self._offset + num_batches
         )
 
+    @property
+    def collate_fn(self) -> Any:
+        """The user's collate function."""
+        collate = self.base_dataloader.collate_fn
+        return collate.collate if isinstance(collate, MarkingCollate) else collate
+
     def _is_ragged(self) -> bool:
         share = self._share()
         return share is not None and share.ragged
 
-    def _see_end(self, this_pass: Pass) -> None:
+    def _see_end(self, this_pass: Pass, batch: Any) -> None:
         share = self._share()
         if share is None:
             return
-        this_pass.tail = share.tail()
+        if not isinstance(share, IterableDatasetShard):  # a stream marks its last batch itself
+            this_pass.tail = share.tail()
         this_pass.remainder = min(this_pass.remainder, 0) if this_pass.tail is None else this_pass.tail.remainder
 
-    def _share(self) -> BatchSamplerShard | SamplerShard | None:
-        """Return the sampler that chooses this process's share; None when all samples are its own."""
+    def _share(self) -> BatchSamplerShard | SamplerShard | IterableDatasetShard | None:
+        """Return what chooses this process's share; None when all samples are its own."""
+        if isinstance(self.dataset, IterableDatasetShard):
+            return self.dataset
         sampler = self._index_sampler
         while isinstance(sampler, SkipBatchSampler):
             sampler = sampler.batch_sampler
@@ -121,6 +132,8 @@ class DataLoaderShard(PreparedLoader):
     def total_batch_size(self) -> int | None:
         """The samples of all processes together in one step; None when batches are of any size."""
         share = self._share()
+        if isinstance(share, IterableDatasetShard):
+            return share.total_batch_size
         if isinstance(share, BatchSamplerShard) and share.batch_size is not None and not share.split_batches:
             return share.batch_size * share.num_processes
         return getattr(self._index_sampler, "batch_size", None)
