@@ -273,13 +273,13 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
     Raises:
         TypeError: a leaf is not a tensor.
     """
-    missing = -batch_size % num_processes
+    goal = batch_size + -batch_size % num_processes
 
     def pad(each: torch.Tensor) -> torch.Tensor:
-        if not missing:
-            return each
         shape = list(each.shape)
-        shape[dim] = missing
+        if shape[dim] >= goal:
+            return each
+        shape[dim] = goal - shape[dim]
         return torch.cat([each, each.new_zeros(shape)], dim=dim)
 
     return recursively_apply(pad, tensor, error_on_other_type=True)

@@ -1,4 +1,4 @@
-"""What every implementation of `Collectives` must do, as functions of one rank; also a script for one gloo process.
+"""What every implementation of `Collectives` must do, as functions of one rank; also a script for one process of many.
 
 `test_collectives.py` runs them on one process, on fake worlds and a fake torch_xla; `test_gloo.py` in real processes.
 """
@@ -33,7 +33,7 @@ def same(one, other):
     assert one.dtype is other.dtype, (one.dtype, other.dtype)
     assert one.shape == other.shape, (one.shape, other.shape)
     wide = torch.complex128 if one.is_complex() else torch.float64
-    assert torch.equal(one.to(wide), other.to(wide)), (one, other)
+    assert torch.equal(one.cpu().to(wide), other.cpu().to(wide)), (one, other)
 
 
 def check_all_gather(ranks):
@@ -171,20 +171,20 @@ CHECKS = {name: check for name, check in list(globals().items()) if name.startsw
 
 
 def main():
-    """Run all checks as one process of a gloo group: `checks.py rank world_size file`."""
-    rank, world_size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-    ranks = TorchCollectives("cpu")
+    """Run all checks as one process of a group: `checks.py rank world_size file backend device`."""
+    rank, world_size, store, backend, device = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size)
+    ranks = TorchCollectives(device)
     for name, check in CHECKS.items():
         check(ranks)
         print(name, "passed", flush=True)
     groups = [dist.new_group([0]), dist.new_group(list(range(world_size))[::-1])]
-    assert TorchCollectives("cpu", groups[1]).all_gather_object(rank) == dist.get_process_group_ranks(groups[1])
+    assert TorchCollectives(device, groups[1]).all_gather_object(rank) == dist.get_process_group_ranks(groups[1])
     if rank:
         with pytest.raises(ValueError, match="not one of them"):
-            TorchCollectives("cpu", groups[0])
+            TorchCollectives(device, groups[0])
     else:
-        assert TorchCollectives("cpu", groups[0]).world_size == 1
+        assert TorchCollectives(device, groups[0]).world_size == 1
     print("groups passed", flush=True)
     dist.destroy_process_group()
 

@@ -13,7 +13,8 @@ CHECKS = Path(__file__).with_name("checks.py")
 def test_two_gloo_processes(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     commands = [
-        [sys.executable, "-W", "error", str(CHECKS), str(rank), "2", str(tmp_path / "store")] for rank in range(2)
+        [sys.executable, "-W", "error", str(CHECKS), str(rank), "2", str(tmp_path / "store"), "gloo", "cpu"]
+        for rank in range(2)
     ]
     processes = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
