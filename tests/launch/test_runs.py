@@ -182,10 +182,10 @@ def test_ctrl_c_and_sigterm_stop_all_without_noise(launch: Launch, tmp_path: Pat
 def test_a_rank_can_clean_up_at_ctrl_c(launch: Launch, tmp_path: Path) -> None:
     before = "from accelerate.launchers.worker import set_up; set_up()"
     script = ranks("pass", before).replace(
-        "time.sleep(60)", "try: time.sleep(60)\nfinally: Path(f'clean-{rank}').touch()"
+        "time.sleep(60)", "try: Path(f'in-{rank}').touch(); time.sleep(60)\nfinally: Path(f'clean-{rank}').touch()"
     )
     process = launch(script, *TWO)
-    wait_for(tmp_path, "here-0", "here-1")
+    wait_for(tmp_path, "in-0", "in-1")
     process.send_signal(signal.SIGINT)
     assert end(process) == (130, "", "")
     assert sorted(path.name for path in tmp_path.glob("clean-*")) == ["clean-0", "clean-1"]
@@ -193,7 +193,9 @@ def test_a_rank_can_clean_up_at_ctrl_c(launch: Launch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_process_is_stopped_with_the_launcher(launch: Launch, tmp_path: Path, number: signal.Signals) -> None:
-    script = "import time; open('here', 'w')\ntry: time.sleep(60)\nexcept KeyboardInterrupt: raise SystemExit(9)"
+    script = (
+        "import time\ntry: open('here', 'w').close(); time.sleep(60)\nexcept KeyboardInterrupt: raise SystemExit(9)"
+    )
     process = launch(script, "--num_processes", "1")
     wait_for(tmp_path, "here")
     process.send_signal(number)

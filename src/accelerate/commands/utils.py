@@ -60,7 +60,7 @@ class CustomArgumentParser(argparse.ArgumentParser):
         parsed, rest = super().parse_known_args(args, namespace)
         if not hasattr(parsed, "nondefault"):
             values = {action.dest: getattr(parsed, action.dest, None) for action in self._actions}
-            parsed.nondefault = {dest for dest, value in values.items() if value != self.get_default(dest)}
+            parsed.nondefault = {name for name, value in values.items() if value not in (None, self.get_default(name))}
         return parsed, rest
 
     def error(self, text: str) -> NoReturn:

@@ -1,0 +1,164 @@
+"""`accelerate config`: questions, the default file, and the rewriting of older files."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from accelerate.commands.config import cluster, get_config_parser
+from accelerate.commands.config.cluster import get_cluster_input
+from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig, load_config_from_file
+from accelerate.commands.config.default import write_basic_config
+from accelerate.config.option import Option
+from accelerate.launchers import hardware
+from accelerate.launchers.hardware import Hardware
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A home without a config file, on a machine without accelerators."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    on(monkeypatch, Hardware())
+    return tmp_path
+
+
+def on(monkeypatch: pytest.MonkeyPatch, machine: Hardware) -> None:
+    """Make this machine one with other hardware."""
+    monkeypatch.setattr(hardware, "find_hardware", lambda environ: machine)
+
+
+def run(*words: str) -> None:
+    """Run `accelerate config` with these words."""
+    args = get_config_parser().parse_args(list(words))
+    args.func(args)
+
+
+@pytest.mark.parametrize(
+    ("machine", "label", "processes", "use_cpu"),
+    [
+        (Hardware(), "NO", 1, True),
+        (Hardware("cuda", 1), "NO", 1, False),
+        (Hardware("cuda", 4), "MULTI_GPU", 4, False),
+        (Hardware("npu", 8), "MULTI_NPU", 8, False),
+        (Hardware("mps", 1), "NO", 1, False),
+    ],
+)
+def test_the_default_file_fits_the_machine(
+    monkeypatch: pytest.MonkeyPatch, home: Path, machine: Hardware, label: str, processes: int, use_cpu: bool
+) -> None:
+    on(monkeypatch, machine)
+    path = write_basic_config("bf16", str(home / "sub" / "c.yaml"))
+    assert path == home / "sub" / "c.yaml"
+    content = yaml.safe_load(path.read_text())
+    assert (content["distributed_type"], content["num_processes"]) == (label, processes)
+    assert (content["use_cpu"], content["mixed_precision"]) == (use_cpu, "bf16")
+    assert load_config_from_file(str(path)).to_dict() == content
+
+
+def test_the_default_file_is_text_of_its_kind(home: Path) -> None:
+    write_basic_config(save_location=str(home / "c.json"))
+    assert json.loads((home / "c.json").read_text())["num_processes"] == 1
+    write_basic_config(save_location=str(home / "c.yaml"))
+    assert "num_processes: 1\n" in (home / "c.yaml").read_text()
+
+
+def test_a_file_that_exists_is_kept(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "c.yaml").write_text("mine")
+    assert write_basic_config(save_location=str(home / "c.yaml")) is False
+    run("default", "--config_file", str(home / "c.yaml"))
+    assert (home / "c.yaml").read_text() == "mine"
+    assert "already exists" in capsys.readouterr().out
+
+
+def test_an_unknown_precision_is_refused(home: Path) -> None:
+    with pytest.raises(ValueError, match="fp12"):
+        write_basic_config("fp12", str(home / "c.yaml"))
+
+
+def test_the_default_command_writes_where_it_says(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("default", "--config-file", str(home / "c.yaml"), "--mixed-precision", "fp16")
+    assert capsys.readouterr().out == f"accelerate configuration saved at {home / 'c.yaml'}\n"
+    assert load_config_from_file(str(home / "c.yaml")).mixed_precision == "fp16"
+
+
+def test_update_rewrites_in_todays_words(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "c.yaml").write_text(
+        "{distributed_type: MULTI_GPU, fp16: true, num_processes: 4, dynamo_backend: INDUCTOR}"
+    )
+    run("update", "--config_file", str(home / "c.yaml"))
+    content = yaml.safe_load((home / "c.yaml").read_text())
+    assert (content["mixed_precision"], content["num_processes"]) == ("fp16", 4)
+    assert "fp16" not in content
+    assert content["dynamo_config"]["dynamo_backend"].upper() == "INDUCTOR"
+    assert "Successfully updated" in capsys.readouterr().out
+
+
+def test_update_needs_a_file(home: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere\.yaml"):
+        run("update", "--config_file", "nowhere.yaml")
+
+
+def test_questions_need_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("1\n"))
+    with pytest.raises(ValueError, match="accelerate config default"):
+        run()
+
+
+class Person:
+    """Answers what is in `answers`, by dest, and takes the suggestion otherwise; remembers what was asked."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.asked: dict[str, Any] = {}
+
+    def __call__(self, declared: Option, suggestion: Any, offered: Any) -> Any:
+        self.asked[declared.dest] = offered
+        return self.answers.get(declared.dest, suggestion)
+
+
+def test_answers_become_a_config() -> None:
+    person = Person(distributed_type="MULTI_CPU", num_processes="2", mixed_precision="bf16")
+    config = get_cluster_input(person)
+    assert (config.distributed_type.value, config.num_processes, config.mixed_precision) == ("MULTI_CPU", 2, "bf16")
+    assert "compute_environment" not in person.asked, "there is one answer"
+    assert "main_process_ip" not in person.asked, "there is one machine"
+    assert person.asked["distributed_type"] == ["NO", "MULTI_CPU"]
+
+
+def test_several_machines_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, Hardware("cuda", 4))
+    person = Person(distributed_type="MULTI_GPU", num_machines="2", machine_rank="1", main_process_ip="host0")
+    config = get_cluster_input(person)
+    assert (config.num_machines, config.machine_rank, config.main_process_ip) == (2, 1, "host0")
+    assert person.asked["distributed_type"] == ["NO", "MULTI_CPU", "MULTI_GPU"]
+
+
+def test_the_present_file_gives_the_suggestions(home: Path) -> None:
+    (home / "accelerate").mkdir()
+    (home / "accelerate" / "default_config.yaml").write_text("{distributed_type: MULTI_CPU, num_processes: 3}")
+    config = get_cluster_input(Person())
+    assert (config.distributed_type.value, config.num_processes) == ("MULTI_CPU", 3)
+
+
+def test_the_questionnaire_writes_the_file(
+    monkeypatch: pytest.MonkeyPatch, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(cluster, "on_terminal", Person(distributed_type="NO", mixed_precision="bf16"))
+    run("--config_file", str(home / "c.json"))
+    assert json.loads((home / "c.json").read_text())["mixed_precision"] == "bf16"
+    assert capsys.readouterr().out == f"accelerate configuration saved at {home / 'c.json'}\n"
+
+
+def test_config_files_are_of_two_kinds(home: Path) -> None:
+    (home / "a.yaml").write_text("{distributed_type: 'NO'}")
+    (home / "b.yaml").write_text(
+        "{compute_environment: AMAZON_SAGEMAKER, distributed_type: 'NO', ec2_instance_type: a, iam_role_name: b}"
+    )
+    assert isinstance(load_config_from_file(str(home / "a.yaml")), ClusterConfig)
+    assert isinstance(load_config_from_file(str(home / "b.yaml")), SageMakerConfig)
