@@ -93,8 +93,8 @@ def draw_curve(losses: list[float], accuracies: list[float], path: Path) -> None
 
 def train(epochs: int, batch_size: int, learning_rate: float, output: Path) -> None:
     """Train, evaluate after each epoch, and write the weights and a picture of the learning curve."""
-    # (1) Who am I, how many are we, which device is mine? Without an accelerator, processes meet on the CPU.
-    accelerator = Accelerator(cpu=not torch.accelerator.is_available())
+    # (1) Which device is mine, and how many processes are we? However this script was started, it finds out here.
+    accelerator = Accelerator()
     set_seed(0)
 
     train_loader, held_out_loader = load_data(batch_size)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import sys
@@ -45,14 +46,15 @@ def is_listed(entry: str, listed: dict[str, str]) -> bool:
 
 
 def resolve(module: str, name: str = "") -> Any:
-    """Return what lies at `module`, or at the dotted `name` in it, or ABSENT."""
+    """Return what lies at the dotted `name` in a module, or ABSENT; without a name, whether there is such a module."""
     try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module + ".").startswith(error.name + "."):
-            raise
-        return ABSENT
-    for part in filter(None, name.split(".")):
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # a package above it
+        spec = None
+    if spec is None or not name:
+        return spec or ABSENT
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
         try:
             found = inspect.getattr_static(found, part) if inspect.isclass(found) else getattr(found, part)
         except AttributeError:
