@@ -5,7 +5,9 @@ A group that exists already is used as it is; a group is only ever started here.
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -82,12 +84,22 @@ def start(
         if "EADDRINUSE" in str(error):
             raise RuntimeError(_port_taken(environment.main_port())) from error
         raise
+    atexit.register(_leave_at_exit)
 
 
 def stop(group: dist.ProcessGroup | None = None) -> None:
     """Leave `group`, by default the default group and every other; nothing happens when there is none."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group(group)
+
+
+def _leave_at_exit() -> None:
+    """Leave the group that a script did not leave: what its threads still hold would abort the interpreter's end.
+
+    After an uncaught exception the group stays, since leaving would wait for collectives that never complete.
+    """
+    if getattr(sys, "last_value", None) is None:
+        stop()
 
 
 def backends_by_device(backend: str) -> dict[str, str]:

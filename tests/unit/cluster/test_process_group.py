@@ -219,3 +219,12 @@ def test_what_torch_is_asked_for(
     environ.update(RANK="1", LOCAL_RANK="1", WORLD_SIZE="2")
     start(TorchElastic(environ), device=device, backend=backend, timeout=timeout, init_method=init_method)
     assert asked == [{"backend": backend, **expected}]
+
+
+@pytest.mark.parametrize(("crashed", "left"), [(False, True), (True, False)])
+def test_a_group_is_left_at_exit_unless_the_script_crashed(monkeypatch, crashed, left):
+    calls = []
+    monkeypatch.setattr(process_group, "stop", lambda: calls.append("stop"))
+    monkeypatch.setattr(sys, "last_value", ValueError() if crashed else None, raising=False)
+    process_group._leave_at_exit()
+    assert bool(calls) is left
