@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from accelerate.data_loader.adapter import DataLoaderAdapter
 from accelerate.data_loader.courier import Courier
@@ -19,7 +18,6 @@ from accelerate.data_loader.parts import Parts, Step
 from accelerate.data_loader.prepared import PreparedLoader
 from accelerate.data_loader.progress import Progress
 from accelerate.data_loader.rows import num_rows
-from accelerate.data_loader.sampler_shards import skipping
 from accelerate.data_loader.shares import DataShard
 from accelerate.state.runtime import Runtime
 
@@ -91,26 +89,19 @@ class DataLoaderDispatcher(PreparedLoader):
         """Return a loader that begins `num_batches` later and shares the epoch of this one."""
         return self._twin(skip_batches=self.skip_batches + num_batches)
 
-    def _open(self, start: int) -> Iterator[Any]:
+    def _open(self, start: int, stream: dict[str, Any] | None) -> Iterator[Any]:
         topology = self._runtime.topology
         if topology.world_size == 1:
-            batches = self._read(start)
+            batches = self._read(start, stream)
             return batches if self._move is None else map(self._move, batches)
-        steps = self._lead(start) if topology.rank == 0 else self._follow()
+        steps = self._lead(start, stream) if topology.rank == 0 else self._follow()
         return map(self._own, steps)
 
-    def _read(self, start: int) -> Iterator[Any]:
-        """Return what rank 0 reads from step `start` on."""
-        loader, skip = self.base_dataloader, start * self._batches_per_step
-        if skip and not isinstance(loader.dataset, IterableDataset):
-            loader, skip = skipping(loader, skip), 0
-        return islice(loader, skip, None) if skip else iter(loader)
-
-    def _lead(self, start: int) -> Iterator[Step]:
+    def _lead(self, start: int, stream: dict[str, Any] | None) -> Iterator[Step]:
         """Read, send, and yield steps whose first part is this rank's."""
         courier, parts = self._courier(), self._parts()
         try:
-            for step in parts.steps(self._read(start)):
+            for step in parts.steps(self._read(start, stream, self._batches_per_step)):
                 courier.send(step)
                 yield step
         except Exception as error:

@@ -129,13 +129,28 @@ class Seeds:
         self._use(workers)
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Take the seeds that :meth:`state` described, and draw nothing."""
-        self.order.resume(state["order"])
-        self._use(state["workers"])
+        """Take the seeds that :meth:`state` described; those of a pass that had begun are not drawn again."""
+        for generator, its_state in zip(self._generators(), state["generators"], strict=False):
+            generator.set_state(its_state)
+        if state["workers"] is None:
+            self.begin()
+        else:
+            self.order.resume(state["order"])
+            self._use(state["workers"])
 
-    def state(self) -> dict[str, Any]:
-        """Return the seeds of the present pass."""
-        return {"order": self.order.state(), "workers": self.workers_seed}
+    def state(self, began: bool) -> dict[str, Any]:
+        """Return where the user's generators are, and the seeds of the present pass if one has begun."""
+        return {
+            "order": self.order.state() if began else None,
+            "workers": self.workers_seed if began else None,
+            "generators": [generator.get_state() for generator in self._generators()],
+        }
+
+    def _generators(self) -> list[torch.Generator]:
+        """Return the generators of the user, which continue from epoch to epoch."""
+        shared = self.order.generator if isinstance(self.order, SharedOrder) else None
+        found = [each for each in (shared, self.source) if each is not None]
+        return found[:1] if len(found) == 2 and found[0] is found[1] else found
 
     def _use(self, workers_seed: int) -> None:
         self.workers_seed = workers_seed

@@ -260,13 +260,13 @@ def shared_samplers(dataloader: DataLoader, rules: Rules, shard: DataShard) -> t
         changes["sampler"] = inner_sampler(sampler)
     if shard.count > 1:
         whole_items = name == "sampler" and not isinstance(sampler, BatchSampler)
-        changes[name] = share_of(sampler, rules, whole_items)
+        changes[name] = sampler_share(sampler, rules, whole_items)
         if dataloader.batch_size is not None and rules.split_batches:
             changes["batch_size"] = dataloader.batch_size // rules.shard.count
     return changes, order_of(sampler)
 
 
-def share_of(sampler: Any, rules: Rules, whole_items: bool) -> BatchSamplerShard | SamplerShard:
+def sampler_share(sampler: Any, rules: Rules, whole_items: bool) -> BatchSamplerShard | SamplerShard:
     """Return the sampler that yields this process's share of the batches of another, or of its single items."""
     shard = rules.shard
     if whole_items:

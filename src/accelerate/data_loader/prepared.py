@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, IterableDataset
 
+from accelerate.base.messages import warn_once
 from accelerate.config.enums import RNGType
 from accelerate.data_loader.adapter import DataLoaderAdapter
 from accelerate.data_loader.copies import copy_loader
@@ -23,11 +25,20 @@ from accelerate.data_loader.marked import Marked
 from accelerate.data_loader.order import Order, Seeds, order_of
 from accelerate.data_loader.progress import Progress
 from accelerate.data_loader.rng import synchronize_rng_states
+from accelerate.data_loader.sampler_shards import skipping
 from accelerate.data_loader.samplers import get_sampler, sampler_chain, unwrapped
 from accelerate.data_loader.shares import DataShard
+from accelerate.data_loader.stateful import Snapshots
+from accelerate.data_loader.tails import beginning_at
 from accelerate.state.runtime import Runtime
 
 END: Any = object()
+
+READS_AGAIN = (
+    "Resuming inside an epoch of a stream that has no state: what was given out before is read again and left out. "
+    "This finds the right place only if the stream yields the same samples in the same order; with "
+    "use_stateful_dataloader=True and a dataset that has `state_dict` and `load_state_dict`, it is restored instead."
+)
 
 
 class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
@@ -72,10 +83,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             progress = Progress(seeds, iteration)
         self.progress = progress
         self.base_dataloader = copy_loader(self.base_dataloader, generator=progress.seeds.workers)
+        self._reading = self.base_dataloader  # what the present pass reads
 
     @abstractmethod
-    def _open(self, start: int) -> Iterator[Any]:
-        """Return the batches of a pass from number `start` on, on the device."""
+    def _open(self, start: int, stream: dict[str, Any] | None) -> Iterator[Any]:
+        """Return the batches of a pass from number `start` on, on the device; `stream` is a state to begin from."""
 
     @abstractmethod
     def without_first(self, num_batches: int) -> PreparedLoader:
@@ -98,11 +110,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def __iter__(self) -> Iterator[Any]:
         state, progress = self.gradient_state, self.progress
-        start = self._begin()
+        start, stream = self._begin()
         this_pass = Pass(self, self.remainder, self._is_ragged())
         state.enter(this_pass)
         try:
-            batches = self._open(start)
+            batches = self._open(start, stream)
             batch = next(batches, END)
             if batch is not END:
                 for upcoming in batches:
@@ -123,8 +135,8 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         finally:
             state.leave(this_pass)
 
-    def _begin(self) -> int:
-        """Agree on the order of a pass and return the number of its first batch."""
+    def _begin(self) -> tuple[int, dict[str, Any] | None]:
+        """Agree on the order of a pass and return where it begins; see `Progress.begin`."""
         if self._runtime.collectives.world_size > 1:
             others = [kind for kind in self.rng_types or () if getattr(kind, "value", kind) != "generator"]
             synchronize_rng_states(self._runtime, others)
@@ -139,6 +151,22 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             length = length_of(self._whole_dataset)
         known = length is not None and self.total_batch_size and not self._drop_last
         return length % self.total_batch_size if known else -1
+
+    def _read(self, start: int, stream: dict[str, Any] | None, per_step: int = 1) -> Iterator[Any]:
+        """Return what the wrapped loader yields from number `start` on, reading `per_step` batches for each."""
+        loader, shift = self.base_dataloader, self.progress.shift
+        skip = (start - self._offset) * per_step
+        if shift:
+            loader = beginning_at(loader, shift)
+        self._reading = loader
+        if not isinstance(loader.dataset, IterableDataset):
+            return iter(skipping(loader, skip) if skip else loader)
+        if hasattr(loader, "load_state_dict"):
+            batches = self.progress.snapshots = Snapshots(loader, per_step, stream)
+            return islice(batches, skip - batches.read, None)
+        if shift or start > self._offset + self.skip_batches:
+            warn_once(READS_AGAIN)
+        return islice(loader, skip, None) if skip else iter(loader)
 
     def _announce_end(self, this_pass: Pass, batch: Any) -> Any:
         """Say that the batch about to be handed out is the last, and return it without its mark."""
@@ -208,15 +236,18 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this loader stands: epoch, batches given out, and what the order was drawn from."""
-        return self.progress.state()
+        return self.progress.state(self.total_batch_size)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next pass continue where :meth:`state_dict` was called.
+        """Let the next pass continue where :meth:`state_dict` was called, on this or another number of processes.
 
         Raises:
-            ValueError: the state was written by a later version.
+            ValueError: the state was written by a later version, or its place can't be found with this step size.
         """
-        self.progress.load(state_dict)
+        if "version" not in state_dict and hasattr(self.base_dataloader, "load_state_dict"):
+            self.base_dataloader.load_state_dict(state_dict)  # of the wrapped loader alone, as others save it
+        else:
+            self.progress.load(state_dict, self.total_batch_size)
 
     def _carried(self) -> dict[str, Any]:
         carried = DataLoaderAdapter._carried(self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -84,13 +83,8 @@ class DataLoaderShard(PreparedLoader):
             offset=offset,
         )
 
-    def _open(self, start: int) -> Iterator[Any]:
-        loader, skip = self.base_dataloader, start - self._offset
-        if skip and not isinstance(loader.dataset, IterableDataset):
-            loader, skip = skipping(loader, skip), 0
-        batches: Iterator[Any] = iter(loader)
-        if skip:
-            batches = islice(batches, skip, None)
+    def _open(self, start: int, stream: dict[str, Any] | None) -> Iterator[Any]:
+        batches = self._read(start, stream)
         return batches if self._move is None else map(self._move, batches)
 
     def without_first(self, num_batches: int) -> DataLoaderShard:
@@ -108,30 +102,21 @@ class DataLoaderShard(PreparedLoader):
         return collate.collate if isinstance(collate, MarkingCollate) else collate
 
     def _is_ragged(self) -> bool:
-        share = self._share()
+        share = share_of(self.base_dataloader)
         return share is not None and share.ragged
 
     def _see_end(self, this_pass: Pass, batch: Any) -> None:
-        share = self._share()
+        share = share_of(self._reading)
         if share is None:
             return
         if not isinstance(share, IterableDatasetShard):  # a stream marks its last batch itself
             this_pass.tail = share.tail()
         this_pass.remainder = min(this_pass.remainder, 0) if this_pass.tail is None else this_pass.tail.remainder
 
-    def _share(self) -> BatchSamplerShard | SamplerShard | IterableDatasetShard | None:
-        """Return what chooses this process's share; None when all samples are its own."""
-        if isinstance(self.dataset, IterableDatasetShard):
-            return self.dataset
-        sampler = self._index_sampler
-        while isinstance(sampler, SkipBatchSampler):
-            sampler = sampler.batch_sampler
-        return sampler if isinstance(sampler, (BatchSamplerShard, SamplerShard)) else None
-
     @property
     def total_batch_size(self) -> int | None:
         """The samples of all processes together in one step; None when batches are of any size."""
-        share = self._share()
+        share = share_of(self.base_dataloader)
         if isinstance(share, IterableDatasetShard):
             return share.total_batch_size
         if isinstance(share, BatchSamplerShard) and share.batch_size is not None and not share.split_batches:
@@ -143,3 +128,13 @@ def default_order(rng_types: list[str | RNGType] | None, generator: torch.Genera
     """Return the order of a loader whose owner says how it is agreed on."""
     names = [getattr(each, "value", each) for each in rng_types or ()]
     return SharedOrder(generator) if generator is not None and "generator" in names else Order()
+
+
+def share_of(loader: DataLoader) -> BatchSamplerShard | SamplerShard | IterableDatasetShard | None:
+    """Return what chooses this process's share of a loader; None when all samples are its own."""
+    if isinstance(loader.dataset, IterableDatasetShard):
+        return loader.dataset
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    while isinstance(sampler, SkipBatchSampler):
+        sampler = sampler.batch_sampler
+    return sampler if isinstance(sampler, (BatchSamplerShard, SamplerShard)) else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -21,6 +24,49 @@ SETTINGS = (
     "pin_memory_device",
     "in_order",
 )
+
+
+class Snapshots:
+    """Reads a loader that can tell its state, and takes that down now and then, before a batch is read.
+
+    A batch is read before the one in front of it is given out, so the loader itself is always ahead of the place that
+    is to be saved. A place is saved as the last state before it and the number of batches to read again.
+
+    Args:
+        loader: a `StatefulDataLoader`.
+        per_step: how many batches are read for one that is given out.
+        saved: where to continue; what :meth:`before` returned.
+    """
+
+    EVERY = 32
+
+    def __init__(self, loader: Any, per_step: int = 1, saved: dict[str, Any] | None = None) -> None:
+        self.loader = loader
+        self.per_step = per_step
+        self.every = max(self.EVERY, per_step)
+        self.read = 0
+        if saved is not None:
+            loader.load_state_dict(saved["state"])
+            self.read = saved["read"]
+        self._batches = iter(loader)
+        self._taken: deque[dict[str, Any]] = deque(maxlen=2)
+        self._next = self.read
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self.read == self._next:
+            state = copy.deepcopy(self.loader.state_dict())  # a dataset may go on writing into its own
+            self._taken.append({"read": self.read, "state": state})
+            self._next += self.every
+        batch = next(self._batches)
+        self.read += 1
+        return batch
+
+    def before(self, batches: int) -> dict[str, Any]:
+        """Return the last state taken before batch number `batches` was read for being given out."""
+        return next(each for each in reversed(self._taken) if each["read"] <= batches * self.per_step)
 
 
 def stateful_class() -> Any:
@@ -51,8 +97,8 @@ def stateful_loader(loader: DataLoader) -> DataLoader:
     settings = {name: getattr(loader, name) for name in SETTINGS if hasattr(loader, name)}
     if not settings["pin_memory_device"]:  # deprecated, and says so when it is given at all
         del settings["pin_memory_device"]
-    if loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, IterableDataset):
+        return kind(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **settings)
+    if loader.batch_sampler is not None:
         return kind(loader.dataset, batch_sampler=loader.batch_sampler, **settings)
-    return kind(
-        loader.dataset, batch_size=loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last, **settings
-    )
+    return kind(loader.dataset, batch_size=None, sampler=loader.sampler, **settings)

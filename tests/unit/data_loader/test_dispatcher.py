@@ -247,6 +247,7 @@ def test_its_length_is_what_it_yields(on_ranks, size, options, length):
         len(on_ranks(1, lambda runtime: dispatching(runtime, DataLoader(Count(3))))[0])
 
 
+@pytest.mark.filterwarnings("ignore:Resuming inside an epoch of a stream")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_saved_place_is_found_again(on_ranks, stream):
     def work(runtime):

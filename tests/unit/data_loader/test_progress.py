@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, WeightedRandomSampler
 
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
+from accelerate.data_loader.metrics import gather_for_metrics
 
 MAKES = {
     "sequential": lambda size: DataLoader(range(size), batch_size=2),
@@ -87,7 +88,8 @@ def test_the_place_is_kept_when_a_pass_was_broken_off(runtime):
 def test_between_epochs_the_place_is_the_start_of_the_next(runtime):
     loader = make("shuffled", runtime())
     lists(loader)
-    assert loader.state_dict() == {"version": 1, "epoch": 1, "batches": 0, "seeds": None}
+    state = loader.state_dict()
+    assert (state["epoch"], state["batches"], state["seeds"]["order"]) == (1, 0, None)
 
 
 def test_a_skip_after_resuming_counts_from_the_start_of_the_epoch(runtime):
@@ -129,3 +131,83 @@ def test_a_place_at_the_very_end_leaves_nothing_to_read(runtime):
 def test_a_state_of_the_future_is_refused(runtime):
     with pytest.raises(ValueError, match="version 9"):
         make("sequential", runtime()).load_state_dict({"version": 9})
+
+
+def test_between_epochs_the_generator_of_the_user_is_remembered(runtime):
+    one, other = make("own generator", runtime()), make("own generator", runtime())
+    lists(one)
+    other.load_state_dict(travelled(one.state_dict()))
+    assert lists(other) == lists(one)
+
+
+class Count(IterableDataset):
+    def __init__(self, size):
+        self.size = size
+
+    def __iter__(self):
+        return iter(range(self.size))
+
+
+RESHAPED = {
+    "map": (lambda: DataLoader(range(41), batch_size=2, shuffle=True), {"use_seedable_sampler": True, "data_seed": 3}),
+    "map, split": (
+        lambda: DataLoader(range(41), batch_size=12, shuffle=True),
+        {"use_seedable_sampler": True, "data_seed": 3, "split_batches": True},
+    ),
+    "stream": (lambda: DataLoader(Count(41), batch_size=2), {}),
+    "dispatched": (lambda: DataLoader(Count(41), batch_size=2), {"put_on_device": True}),
+    "map, dispatched": (lambda: DataLoader(range(41), batch_size=2), {"put_on_device": True, "dispatch_batches": True}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Resuming inside an epoch of a stream")
+@pytest.mark.parametrize("name", RESHAPED)
+@settings(max_examples=10)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_another_number_of_processes_takes_over(on_ranks, name, before, after, steps, more):
+    make_loader, options = RESHAPED[name]
+
+    def run(runtime, state, stop):
+        loader = prepare_data_loader(make_loader(), runtime=runtime, **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        seen = []
+        for step, batch in enumerate(loader):
+            seen += gather_for_metrics(runtime.collectives, runtime.gradient_state, batch).tolist()
+            if step + 1 == stop:
+                break
+        return seen, travelled(loader.state_dict())
+
+    whole, _ = on_ranks(1, lambda runtime: run(runtime, None, None))[0]
+    first, state = on_ranks(before, lambda runtime: run(runtime, None, steps))[0]
+    second, state = on_ranks(after, lambda runtime: run(runtime, state, more))[0]
+    last, _ = on_ranks(before, lambda runtime: run(runtime, state, None))[0] if state["epoch"] == 0 else ([], None)
+    assert first + second + last == whole
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        lambda: DataLoader(range(8), batch_sampler=Batches(range(8), 2, False)),
+        lambda: DataLoader(Count(8), batch_size=2, num_workers=1),
+        lambda: DataLoader(torch.arange(8), batch_size=None),
+    ],
+)
+def test_places_that_cant_be_found_by_another_number_of_processes_are_refused(on_ranks, user):
+    def state(runtime):
+        loader = prepare_data_loader(user(), runtime=runtime)
+        next(iter(loader))
+        return loader.state_dict() | {"samples_per_batch": 3}
+
+    def resume(runtime):
+        loader = prepare_data_loader(user(), runtime=runtime)
+        loader.load_state_dict(saved)
+        return list(loader)
+
+    saved = on_ranks(2, state)[0]
+    with pytest.raises(ValueError, match="Given: the (state|place)"):
+        on_ranks(2, resume)
+
+
+class Batches(BatchSampler):
+    """A batch sampler of other people."""

@@ -1,0 +1,110 @@
+"""Streams that can tell their state are restored from it instead of being read again."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+
+from accelerate.data_loader import prepare_data_loader
+from accelerate.data_loader.stateful import Snapshots
+
+
+class Counter(IterableDataset):
+    """Counts on from where its state says, and remembers what it was asked for."""
+
+    def __init__(self, size):
+        self.size = size
+        self.place = 0
+        self.read = []
+
+    def __iter__(self):
+        place, self.place = self.place, 0
+        for index in range(place, self.size):
+            self.place = index + 1
+            self.read.append(index)
+            yield index
+        self.place = 0
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+class Remembering(DataLoader):
+    """What a `StatefulDataLoader` without workers is, as far as streams are concerned."""
+
+    def state_dict(self):
+        return self.dataset.state_dict()
+
+    def load_state_dict(self, state):
+        self.dataset.load_state_dict(state)
+
+
+def lists(loader):
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("place", [1, 31, 32, 33, 70])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_stream_is_restored_and_not_read_again(on_ranks, place, ranks):
+    def work(runtime):
+        def make():
+            return prepare_data_loader(
+                Remembering(Counter(200 * ranks), batch_size=2), runtime=runtime, put_on_device=True
+            )
+
+        one, other = make(), make()
+        batches = iter(one)
+        for _ in range(place):
+            next(batches)
+        state = one.state_dict()
+        other.load_state_dict(state)
+        same = [batch.tolist() for batch in batches] == lists(other)
+        return same, len(other.dataset.read), one.iteration == other.iteration
+
+    found = on_ranks(ranks, work)
+    assert all(same and epoch for same, _, epoch in found)
+    read_again = found[0][1] - (200 - 2 * place) * ranks
+    assert read_again <= 2 * 2 * Snapshots.EVERY
+    assert all(read == 0 for _, read, _ in found[1:])
+
+
+def test_a_state_is_a_copy(runtime):
+    loader = Remembering(Counter(8), batch_size=2)
+    batches = Snapshots(loader)
+    next(batches)
+    state = batches.before(1)
+    assert state == {"read": 0, "state": {"place": 0}}
+    assert state["state"] is not loader.state_dict()
+
+
+def test_the_state_of_the_wrapped_loader_alone_is_understood(runtime):
+    loader = prepare_data_loader(Remembering(Counter(8), batch_size=2), runtime=runtime())
+    loader.load_state_dict({"place": 4})
+    assert lists(loader) == [[4, 5], [6, 7]]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_torchdata_is_the_engine(runtime, stream, workers):
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is an extra")
+
+    def make():
+        data = Counter(40) if stream else range(40)
+        user = DataLoader(data, batch_size=2, num_workers=workers, shuffle=None if stream else True)
+        return prepare_data_loader(user, runtime=runtime(), use_stateful_dataloader=True)
+
+    one, other = make(), make()
+    assert isinstance(one, torchdata.StatefulDataLoader)
+    assert one.use_stateful_dataloader
+    batches = iter(one)
+    for _ in range(5):
+        next(batches)
+    other.load_state_dict(one.state_dict())
+    assert [batch.tolist() for batch in batches] == lists(other)
+    assert sorted(chain(*lists(one))) == list(range(40))
