@@ -196,6 +196,13 @@ ROWS = {
     "all devices": Row(
         "--gpu_ids all --num_processes 1 SCRIPT", "SCRIPT", {"OMP_NUM_THREADS": "1"}, hardware=FOUR_GPUS
     ),
+    "GPUs that can't talk to each other": Row(
+        "SCRIPT",
+        f"{RUN} 2 --standalone SCRIPT",
+        {"NCCL_IB_DISABLE": "1", "OMP_NUM_THREADS": "1"},
+        hardware=Hardware("cuda", 2, peer_to_peer=False),
+        environ={"NCCL_P2P_DISABLE": "1"},
+    ),
     "a port": Row(
         "--num_processes 2 --main_process_port 29501 SCRIPT",
         f"{RUN} 2 --nnodes 1 --node_rank 0 --master_addr 127.0.0.1 --master_port 29501 SCRIPT",

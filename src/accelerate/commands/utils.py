@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -88,6 +87,8 @@ def with_twins(spellings: Sequence[str]) -> list[str]:
 
 def run_command(command: Callable[[argparse.Namespace], Any], args: argparse.Namespace) -> None:
     """Run a command as the command line does: failures become exit codes, and only defects show a traceback."""
+    import subprocess
+
     try:
         command(args)
     except subprocess.CalledProcessError as failed:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from accelerate.config.env import to_env
+from accelerate.launchers.nvidia import SWITCHES
 from accelerate.launchers.settings import LaunchSettings, declared
 
 USE_CPU = "ACCELERATE_USE_CPU"
@@ -35,6 +36,8 @@ def _hardware(settings: LaunchSettings) -> dict[str, str]:
     visible = settings.hardware.spec.visible
     if settings.chosen_ids is not None and visible is not None:
         env[visible] = settings.chosen_ids
+    if not settings.hardware.peer_to_peer and settings.num_processes > 1:
+        env.update({switch: "1" for switch in SWITCHES if switch not in settings.environ})
     return env
 
 

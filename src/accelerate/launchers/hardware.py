@@ -8,6 +8,7 @@ counted this way.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -18,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accelerate.devices.specs import CPU, CUDA, MPS, SPECS, XLA, DeviceSpec, spec_for
+from accelerate.launchers import nvidia
 
-NVIDIA = Path("/proc/driver/nvidia/gpus")
 #: Files that are there when a machine may have an accelerator that only torch can count: WSL, AMD, Intel.
 SIGNS = (Path("/dev/dxg"), Path("/dev/kfd"), Path("/dev/dri"))
 
@@ -31,10 +32,12 @@ class Hardware:
     Args:
         kind: the torch device type; "cpu" when there is no accelerator.
         count: how many of them; 0 for "cpu".
+        peer_to_peer: whether they can be trusted to talk to each other directly.
     """
 
     kind: str = CPU.name
     count: int = 0
+    peer_to_peer: bool = True
 
     @property
     def spec(self) -> DeviceSpec:
@@ -57,9 +60,12 @@ def find_hardware(environ: Mapping[str, str]) -> Hardware:
     if any(_is_installed(spec.package) for spec in SPECS if spec.package and spec is not XLA):
         return ask_torch()
     built_for = torch_built_for()
-    if "cuda" in built_for and NVIDIA.is_dir():
+    if "cuda" in built_for and nvidia.GPUS.is_dir():
         visible = environ.get(str(CUDA.visible))
-        return ask_torch() if _needs_driver(visible) else counted(CUDA.name, nvidia_devices(), visible)
+        if _needs_driver(visible):
+            return ask_torch()
+        found = counted(CUDA.name, nvidia.devices(), visible)
+        return dataclasses.replace(found, peer_to_peer=found.count < 2 or nvidia.peer_to_peer_works())
     if built_for and (sys.platform == "win32" or any(sign.exists() for sign in SIGNS)):
         return ask_torch()
     return Hardware()
@@ -79,15 +85,6 @@ def number_chosen(visible: str, physical: int) -> int:
             break
         chosen.append(name)
     return len(set(chosen)) if len(set(chosen)) == len(chosen) else 0
-
-
-def nvidia_devices(root: Path = NVIDIA, devices: Path = Path("/dev")) -> int:
-    """Return how many NVIDIA GPUs the driver lists and the file system lets this process open."""
-    minors = []
-    for information in root.glob("*/information"):
-        found = re.search(r"Device Minor:\s*(\d+)", information.read_text(errors="replace"))
-        minors.append(found[1] if found else "0")
-    return sum((devices / f"nvidia{minor}").exists() for minor in minors)
 
 
 def torch_built_for() -> frozenset[str]:

@@ -17,6 +17,7 @@ from accelerate.config.enums import DistributedType, value_of
 from accelerate.config.option import Option, options
 from accelerate.config.resolve import Found, Settings, merge
 from accelerate.launchers.hardware import Hardware
+from accelerate.launchers.nvidia import SWITCHES
 from accelerate.launchers.options import LaunchOptions
 
 #: The dataclasses whose Options are flags of `accelerate launch`; a declared section of the config file is one.
@@ -160,13 +161,24 @@ class LaunchSettings:
         return port or None
 
     def chosen_for_you(self) -> list[str]:
-        """Return a line that says what will be started, if that was nobody's choice."""
+        """Return a line for each thing that was nobody's choice."""
+        return [*self._number_chosen(), *self._transfers_chosen()]
+
+    def _number_chosen(self) -> list[str]:
+        """Say how many processes are started, if nobody did."""
         if self.num_processes_is_said:
             return []
         what = "1 process" if self.num_processes == 1 else f"{self.num_processes} processes"
         where = "on the CPU" if self.on_cpu else f"on {self.hardware.kind}"
         why = "" if self.cpu_is_chosen else f", having found {self.hardware}"
         return [f"starting {what} {where}{why}; --num_processes, or `accelerate config`, says otherwise"]
+
+    def _transfers_chosen(self) -> list[str]:
+        """Say that GPUs don't talk to each other directly, if they would hang."""
+        missing = [switch for switch in SWITCHES if switch not in self.environ]
+        if self.on_cpu or self.hardware.peer_to_peer or self.num_processes == 1 or not missing:
+            return []
+        return [f"setting {' and '.join(missing)} to 1: with this driver, GPUs of the RTX 40 series hang without"]
 
     def __str__(self) -> str:
         lines = [f"  {self.said(dest)}" for dest in self.found if dest != "dry_run"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accelerate.launchers import hardware
-from accelerate.launchers.hardware import Hardware, counted, find_hardware, number_chosen, nvidia_devices
+from accelerate.launchers.hardware import Hardware, counted, find_hardware, number_chosen
 
 
 @pytest.mark.parametrize(
@@ -43,16 +43,6 @@ def test_what_is_left_of_the_devices(physical: int, visible: str | None, found: 
     assert counted("cuda", physical, visible) == found
 
 
-def test_nvidia_devices_are_those_that_can_be_opened(tmp_path: Path) -> None:
-    for minor in (0, 1, 2):
-        folder = tmp_path / "gpus" / f"0000:0{minor}:00.0"
-        folder.mkdir(parents=True)
-        (folder / "information").write_text(f"Model: \t NVIDIA H200\nDevice Minor: \t {minor}\n")
-    for minor in (0, 2):  # a container sees the driver's list, but not every device
-        (tmp_path / f"nvidia{minor}").touch()
-    assert nvidia_devices(tmp_path / "gpus", tmp_path) == 2
-
-
 def machine(
     monkeypatch: pytest.MonkeyPatch, *, built_for: str = "", packages: str = "", nvidia: int = 0, signs: bool = False
 ):
@@ -60,8 +50,9 @@ def machine(
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(hardware, "torch_built_for", lambda: frozenset(built_for.split()))
     monkeypatch.setattr(hardware, "_is_installed", lambda package: package in packages.split())
-    monkeypatch.setattr(hardware, "NVIDIA", Path("/" if nvidia else "/nowhere"))
-    monkeypatch.setattr(hardware, "nvidia_devices", lambda: nvidia)
+    monkeypatch.setattr(hardware.nvidia, "GPUS", Path("/" if nvidia else "/nowhere"))
+    monkeypatch.setattr(hardware.nvidia, "devices", lambda: nvidia)
+    monkeypatch.setattr(hardware.nvidia, "peer_to_peer_works", lambda: False)
     monkeypatch.setattr(hardware, "SIGNS", (Path("/"),) if signs else ())
     monkeypatch.setattr(hardware, "ask_torch", lambda: Hardware("asked", 7))
 
@@ -71,7 +62,7 @@ def machine(
     [
         ({}, {}, Hardware()),
         ({"nvidia": 4}, {}, Hardware()),  # torch was built without CUDA: it will see none of them
-        ({"built_for": "cuda", "nvidia": 4}, {}, Hardware("cuda", 4)),
+        ({"built_for": "cuda", "nvidia": 4}, {}, Hardware("cuda", 4, peer_to_peer=False)),
         ({"built_for": "cuda", "nvidia": 4}, {"CUDA_VISIBLE_DEVICES": "1"}, Hardware("cuda", 1)),
         ({"built_for": "cuda", "nvidia": 4}, {"CUDA_VISIBLE_DEVICES": "MIG-1"}, Hardware("asked", 7)),
         ({"built_for": "cuda"}, {}, Hardware()),

@@ -47,6 +47,13 @@ def test_who_decides_about_the_cpu(
         ("SCRIPT", FOUR_GPUS, ["starting 4 processes on cuda, having found 4 cuda devices"]),
         ("SCRIPT", CPU, ["starting 1 process on the CPU, having found no accelerator"]),
         ("--cpu SCRIPT", FOUR_GPUS, ["starting 1 process on the CPU"]),
+        (
+            "--num_processes 2 SCRIPT",
+            Hardware("cuda", 2, peer_to_peer=False),
+            [
+                "setting NCCL_P2P_DISABLE and NCCL_IB_DISABLE to 1: with this driver, GPUs of the RTX 40 series hang without"
+            ],
+        ),
     ],
 )
 def test_what_was_chosen_for_the_person(line: str, hardware: Hardware, told: list[str]) -> None:
