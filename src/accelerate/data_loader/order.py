@@ -7,14 +7,25 @@ draws them, in the same sequence: with the same seed, one process and many see t
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
+from accelerate.base.messages import warn_once
 from accelerate.comm.collectives import Collectives
 from accelerate.data_loader.copies import copy_with
-from accelerate.data_loader.samplers import OwnGenerator, SeedableRandomSampler
+from accelerate.data_loader.samplers import OwnGenerator, SeedableRandomSampler, inner_sampler, with_inner
 from accelerate.data_loader.shares import DataShard
 
 
@@ -32,7 +43,7 @@ def agree_on(collectives: Collectives, numbers: list[int]) -> list[int]:
 
 
 class Order:
-    """An order about which there is nothing to agree: sequential, seeded by epoch, or unknown to us."""
+    """An order about which there is nothing to agree: sequential, or seeded by epoch."""
 
     #: What the order is drawn from, or None.
     generator: torch.Generator | None = None
@@ -47,6 +58,55 @@ class Order:
 
     def resume(self, state: Any) -> None:
         """Fix the order of one pass to the one that :meth:`state` describes."""
+
+    def opened(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Return the iterator of a batch sampler that is read through, having fixed what it draws by itself."""
+        return iter(batches)
+
+
+class UnknownOrder(Order):
+    """The order of a sampler of the user that draws from places we don't know; one process reads it as it comes.
+
+    Args:
+        name: the sampler's class.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def resume(self, state: Any) -> None:
+        warn_once(
+            f"Resuming inside an epoch whose order is made by {self.name}, which has no `generator`: its order is the "
+            "one of the interrupted run only if it does not depend on random numbers. Give it a `torch.Generator` as "
+            "`generator` and draw from that, and the order is restored."
+        )
+
+
+class AmbientOrder(UnknownOrder):
+    """The order of such a sampler on several ranks: while it draws its first index, global generators are equal.
+
+    Almost all samplers draw their whole order then. Afterwards the generators are where they were.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.seed = 0
+
+    def begin(self, collectives: Collectives, source: torch.Generator | None) -> int:
+        workers, self.seed = agree_on(collectives, [draw_seed(source), draw_seed(None)])
+        return workers
+
+    def state(self) -> Any:
+        return self.seed
+
+    def resume(self, state: Any) -> None:
+        self.seed = state
+
+    def opened(self, batches: Iterable[Any]) -> Iterator[Any]:
+        with seeded(self.seed):
+            iterator = iter(batches)
+            first = list(islice(iterator, 1))
+        return chain(first, iterator)
 
 
 class DrawnOrder(Order):
@@ -173,22 +233,6 @@ def mixed(seed: int, index: int) -> int:
 TORCH_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
-def inner_sampler(sampler: Any) -> Any:
-    """Return the sampler that a batch sampler reads; any other sampler, or one that reads none, as it is."""
-    inner = getattr(sampler, "sampler", None)
-    return sampler if inner is None else inner
-
-
-def with_inner(sampler: Any, inner: Any) -> Any:
-    """Return a batch sampler that reads `inner`; one of torch's own class is copied, another is changed in place."""
-    if inner_sampler(sampler) is sampler:
-        return inner
-    if type(sampler) is BatchSampler:
-        return copy_with(sampler, sampler=inner)
-    sampler.sampler = inner
-    return sampler
-
-
 def with_own_generator(sampler: Any) -> Any:
     """Return the (batch) sampler with a generator where it draws from torch's global one, so its order can be fixed.
 
@@ -203,12 +247,35 @@ def with_own_generator(sampler: Any) -> Any:
     return sampler
 
 
-def order_of(sampler: Any) -> Order:
-    """Return how the order of a (batch) sampler is agreed on."""
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let the global generators of torch (CPU), Python and numpy begin at `seed`, and put them back afterwards."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+def order_of(sampler: Any, shared: bool = False) -> Order:
+    """Return how the order of a (batch) sampler is agreed on.
+
+    Args:
+        sampler: any sampler, or a sequence of indices.
+        shared: several processes read shares of it.
+    """
     for each in (inner_sampler(sampler), sampler):
         generator = getattr(each, "generator", None)
         if isinstance(each, SeedableRandomSampler):
             return Order()
         if isinstance(generator, torch.Generator):
             return DrawnOrder(generator) if isinstance(generator, OwnGenerator) else SharedOrder(generator)
-    return Order()
+    inner = inner_sampler(sampler)
+    if type(inner) is SequentialSampler or isinstance(inner, Sequence):
+        return Order()
+    return (AmbientOrder if shared else UnknownOrder)(type(inner).__name__)

@@ -21,16 +21,9 @@ from accelerate.data_loader.dispatcher import DataLoaderDispatcher
 from accelerate.data_loader.edge import current_runtime
 from accelerate.data_loader.iterable import IterableDatasetShard
 from accelerate.data_loader.marked import MarkingCollate
-from accelerate.data_loader.order import (
-    Order,
-    agree_on,
-    inner_sampler,
-    order_of,
-    with_inner,
-    with_own_generator,
-)
+from accelerate.data_loader.order import Order, agree_on, order_of, with_own_generator
 from accelerate.data_loader.sampler_shards import BatchSamplerShard, SamplerShard, check_divisible
-from accelerate.data_loader.samplers import SeedableRandomSampler
+from accelerate.data_loader.samplers import SeedableRandomSampler, inner_sampler, with_inner
 from accelerate.data_loader.shard import DataLoaderShard
 from accelerate.data_loader.shares import DataShard
 from accelerate.state.runtime import Runtime
@@ -255,23 +248,25 @@ def shared_samplers(dataloader: DataLoader, rules: Rules, shard: DataShard) -> t
     if rules.use_seedable_sampler:
         sampler = seedable(sampler, rules)
     sampler = with_own_generator(sampler)
-    changes = {name: sampler}
+    changes, order = {name: sampler}, order_of(sampler, shared=shard.count > 1)
     if dataloader.batch_size is not None:
         changes["sampler"] = inner_sampler(sampler)
     if shard.count > 1:
         whole_items = name == "sampler" and not isinstance(sampler, BatchSampler)
-        changes[name] = sampler_share(sampler, rules, whole_items)
+        changes[name] = sampler_share(sampler, rules, whole_items, order)
         if dataloader.batch_size is not None and rules.split_batches:
             changes["batch_size"] = dataloader.batch_size // rules.shard.count
-    return changes, order_of(sampler)
+    return changes, order
 
 
-def sampler_share(sampler: Any, rules: Rules, whole_items: bool) -> BatchSamplerShard | SamplerShard:
+def sampler_share(sampler: Any, rules: Rules, whole_items: bool, order: Order) -> BatchSamplerShard | SamplerShard:
     """Return the sampler that yields this process's share of the batches of another, or of its single items."""
     shard = rules.shard
     if whole_items:
-        return SamplerShard(sampler, shard.count, shard.index, rules.even_batches)
-    return BatchSamplerShard(sampler, shard.count, shard.index, rules.split_batches, rules.even_batches)
+        return SamplerShard(sampler, shard.count, shard.index, rules.even_batches, opened=order.opened)
+    return BatchSamplerShard(
+        sampler, shard.count, shard.index, rules.split_batches, rules.even_batches, opened=order.opened
+    )
 
 
 def seedable(sampler: Any, rules: Rules) -> Any:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import IterableDataset
 
 from accelerate.base.messages import warn_once
 from accelerate.config.enums import RNGType
@@ -22,11 +22,11 @@ from accelerate.data_loader.edge import current_runtime
 from accelerate.data_loader.iterable import IterableDatasetShard
 from accelerate.data_loader.iteration import DataLoaderStateMixin, Pass, length_of
 from accelerate.data_loader.marked import Marked
-from accelerate.data_loader.order import Order, Seeds, order_of
+from accelerate.data_loader.order import Order, Seeds, order_of, with_own_generator
 from accelerate.data_loader.progress import Progress
 from accelerate.data_loader.rng import synchronize_rng_states
-from accelerate.data_loader.sampler_shards import skipping
-from accelerate.data_loader.samplers import get_sampler, sampler_chain, unwrapped
+from accelerate.data_loader.sampler_shards import skipping, with_sampler
+from accelerate.data_loader.samplers import get_sampler, sampler_chain
 from accelerate.data_loader.shares import DataShard
 from accelerate.data_loader.stateful import Snapshots
 from accelerate.data_loader.tails import beginning_at
@@ -227,12 +227,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return get_sampler(self.base_dataloader)
 
     def set_sampler(self, sampler: Any) -> None:
-        """Let another sampler decide the order."""
-        holder = self.base_dataloader.batch_sampler
-        if isinstance(self.base_dataloader.sampler, BatchSampler) or holder is None:
-            holder = self.base_dataloader.sampler
-        unwrapped(holder).sampler = sampler
-        self.progress.seeds.order = order_of(sampler)
+        """Let another sampler of single indices decide the order, from the next pass on."""
+        loader, sampler = self.base_dataloader, with_own_generator(sampler)
+        order = self.progress.seeds.order = order_of(sampler, shared=self._runtime.collectives.world_size > 1)
+        if loader.batch_sampler is None:
+            changes = {"sampler": with_sampler(loader.sampler, sampler, order.opened)}
+        else:
+            changes = {"sampler": sampler, "batch_sampler": with_sampler(loader.batch_sampler, sampler, order.opened)}
+        self.base_dataloader = copy_loader(loader, **changes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this loader stands: epoch, batches given out, and what the order was drawn from."""

@@ -7,16 +7,16 @@ Only indices are skipped, at a cost that does not depend on how many.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from accelerate.base.messages import message
-from accelerate.data_loader.copies import copy_loader
+from accelerate.data_loader.copies import copy_loader, copy_with
 from accelerate.data_loader.dealing import Batch, Counts, Deal, Dealt, Tail, deal_batches, deal_out, deal_slices
-from accelerate.data_loader.samplers import indices_of
+from accelerate.data_loader.samplers import indices_of, with_inner
 
 
 def iterate_from(batch_sampler: Any, start: int) -> Iterator[Any]:
@@ -43,6 +43,7 @@ class BatchSamplerShard(BatchSampler):
             `batch_size` is then that of all processes together.
         even_batches: give every process as many batches of the same size, by repeating the first samples of the epoch
             at its end; otherwise some processes may end with fewer or smaller batches.
+        opened: begins the iteration of a batch sampler that has to be read through.
 
     Raises:
         ValueError: `split_batches` with a batch size that `num_processes` does not divide.
@@ -57,8 +58,11 @@ class BatchSamplerShard(BatchSampler):
         process_index: int = 0,
         split_batches: bool = False,
         even_batches: bool = True,
+        *,
+        opened: Callable[[Iterable[Any]], Iterator[Any]] = iter,
     ) -> None:
         self.batch_sampler: Any = batch_sampler
+        self.opened = opened
         self.num_processes = num_processes
         self.process_index = process_index
         self.split_batches = split_batches
@@ -133,10 +137,11 @@ class BatchSamplerShard(BatchSampler):
 
     def _read_through(self) -> Dealt:
         """Yield this process's batches while reading those of all."""
+        batches = self.opened(self.batch_sampler)
         if self.split_batches:
-            self.last_round = yield from deal_slices(self.batch_sampler, self.deal)
+            self.last_round = yield from deal_slices(batches, self.deal)
         else:
-            self.last_round = yield from deal_batches(self.batch_sampler, self.deal, self.batch_size)
+            self.last_round = yield from deal_batches(batches, self.deal, self.batch_size)
         return self.last_round
 
 
@@ -145,16 +150,26 @@ class SamplerShard(Sampler[Any]):
 
     Args:
         sampler: yields the index of one item at a time.
-        num_processes, process_index, even_batches: see :class:`BatchSamplerShard`.
+        num_processes, process_index, even_batches, opened: see :class:`BatchSamplerShard`.
     """
 
     def __init__(
-        self, sampler: Iterable[Any], num_processes: int = 1, process_index: int = 0, even_batches: bool = True
+        self,
+        sampler: Iterable[Any],
+        num_processes: int = 1,
+        process_index: int = 0,
+        even_batches: bool = True,
+        *,
+        opened: Callable[[Iterable[Any]], Iterator[Any]] = iter,
     ) -> None:
-        self.sampler = sampler
         self.singles = BatchSamplerShard(
-            BatchSampler(sampler, 1, False), num_processes, process_index, even_batches=even_batches
+            BatchSampler(sampler, 1, False), num_processes, process_index, even_batches=even_batches, opened=opened
         )
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler of single items."""
+        return self.singles.sampler
 
     #: Each item is a batch of any size.
     ragged = True
@@ -245,6 +260,24 @@ class SkipBatchSampler(BatchSampler):
 
     def __iter__(self) -> Iterator[Any]:
         return iterate_from(self.batch_sampler, self.skip_batches)
+
+
+def with_sampler(outer: Any, sampler: Any, opened: Callable[[Iterable[Any]], Iterator[Any]]) -> Any:
+    """Return the same shares and skips of batches made of the indices of another sampler.
+
+    Args:
+        outer: a batch sampler, or a sampler of single items, with its shares and skips around it.
+        sampler: yields single indices.
+        opened: begins the iteration of what has to be read through.
+    """
+    if isinstance(outer, SkipBatchSampler):
+        return copy_with(outer, batch_sampler=with_sampler(outer.batch_sampler, sampler, opened))
+    if isinstance(outer, BatchSamplerShard):
+        return copy_with(outer, batch_sampler=with_inner(outer.batch_sampler, sampler), opened=opened)
+    if isinstance(outer, SamplerShard):
+        share = outer.singles
+        return SamplerShard(sampler, share.num_processes, share.process_index, share.even_batches, opened=opened)
+    return with_inner(outer, sampler)
 
 
 def skipping(loader: DataLoader, skip: int) -> DataLoader:

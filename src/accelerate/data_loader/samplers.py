@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from accelerate.data_loader.copies import copy_with
 from accelerate.data_loader.dealing import Indices, InSequence, Permuted
 
 
@@ -86,6 +87,22 @@ def get_sampler(dataloader: Any) -> Any:
     """
     outer = dataloader.sampler if isinstance(dataloader.sampler, BatchSampler) else dataloader.batch_sampler
     return getattr(unwrapped(outer), "sampler", None)
+
+
+def inner_sampler(sampler: Any) -> Any:
+    """Return the sampler that a batch sampler reads; any other sampler, or one that reads none, as it is."""
+    inner = getattr(sampler, "sampler", None)
+    return sampler if inner is None else inner
+
+
+def with_inner(sampler: Any, inner: Any) -> Any:
+    """Return a batch sampler that reads `inner`; one of torch's own class is copied, another is changed in place."""
+    if inner_sampler(sampler) is sampler:
+        return inner
+    if type(sampler) is BatchSampler:
+        return copy_with(sampler, sampler=inner)
+    sampler.sampler = inner
+    return sampler
 
 
 def sampler_chain(dataloader: Any) -> Iterator[Any]:

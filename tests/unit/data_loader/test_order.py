@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import threading
+from contextlib import contextmanager
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,12 +17,25 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     RandomSampler,
+    Sampler,
+    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
 from accelerate.data_loader import SeedableRandomSampler, prepare_data_loader, skip_first_batches
-from accelerate.data_loader.order import DrawnOrder, Order, SharedOrder, agree_on, mixed, order_of, with_own_generator
+from accelerate.data_loader.order import (
+    AmbientOrder,
+    DrawnOrder,
+    Order,
+    SharedOrder,
+    UnknownOrder,
+    agree_on,
+    mixed,
+    order_of,
+    seeded,
+    with_own_generator,
+)
 from accelerate.data_loader.shares import DataShard
 
 
@@ -35,6 +51,19 @@ def epochs_on(on_ranks, ranks, make, epochs=2, **options):
         return [indices(loader) for _ in range(epochs)]
 
     return list(zip(*on_ranks(ranks, work), strict=True))
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch):
+    """Let the threads that stand for ranks use the global generators one after the other, as processes do anyway."""
+    lock = threading.Lock()
+
+    @contextmanager
+    def locked(seed):
+        with lock, seeded(seed):
+            yield
+
+    monkeypatch.setattr("accelerate.data_loader.order.seeded", locked)
 
 
 class OwnRandom(RandomSampler):
@@ -58,7 +87,31 @@ def generator():
     return torch.Generator().manual_seed(random.getrandbits(30))
 
 
+class ByHand(Sampler):
+    """A sampler of other people that draws from any global generator."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __iter__(self):
+        return iter(self.draw())
+
+    def __len__(self):
+        return 12
+
+
+def drawn_by_python():
+    order = list(range(12))
+    random.shuffle(order)
+    return order
+
+
 SHUFFLED = {
+    "by hand, torch": lambda: DataLoader(range(12), batch_size=2, sampler=ByHand(lambda: torch.randperm(12).tolist())),
+    "by hand, python": lambda: DataLoader(range(12), batch_size=2, sampler=ByHand(drawn_by_python)),
+    "by hand, numpy": lambda: DataLoader(
+        torch.arange(12).reshape(12, 1), batch_size=None, sampler=ByHand(lambda: np.random.permutation(12).tolist())
+    ),
     "shuffle": lambda: DataLoader(range(12), batch_size=2, shuffle=True),
     "shuffle, own generator": lambda: DataLoader(range(12), batch_size=2, shuffle=True, generator=generator()),
     "subset": lambda: DataLoader(range(12), batch_size=2, sampler=SubsetRandomSampler(list(range(12)))),
@@ -72,6 +125,7 @@ SHUFFLED = {
 }
 
 
+@pytest.mark.usefixtures("one_at_a_time")
 @pytest.mark.parametrize("name", SHUFFLED)
 def test_ranks_share_one_permutation_and_epochs_differ(on_ranks, name):
     first, second = epochs_on(on_ranks, 2, SHUFFLED[name])
@@ -84,6 +138,7 @@ def test_a_rerun_with_the_same_seed_repeats_it(runtime, name):
     def run():
         torch.manual_seed(7)
         random.seed(7)
+        np.random.seed(7)
         loader = prepare_data_loader(SHUFFLED[name](), runtime=runtime())
         return [indices(loader) for _ in range(2)]
 
@@ -204,6 +259,8 @@ def test_ranks_with_the_same_share_have_the_same_workers_seed(on_ranks):
         (RandomSampler(range(3), generator=torch.Generator()), SharedOrder),
         (SeedableRandomSampler(range(3), generator=torch.Generator()), Order),
         (range(3), Order),
+        (BatchSampler(SequentialSampler(range(3)), 2, False), Order),
+        (ByHand(list), UnknownOrder),
     ],
 )
 def test_each_sampler_has_its_way_to_agree(sampler, kind):
@@ -242,3 +299,33 @@ def test_a_skipped_epoch_has_the_order_of_a_whole_one(runtime):
 
 def test_shares_are_facts():
     assert DataShard.of(3, 4) == DataShard(3, 4)
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_a_sampler_by_hand_is_resumed_on_several_ranks(on_ranks):
+    def work(runtime):
+        one, other = (prepare_data_loader(SHUFFLED["by hand, torch"](), runtime=runtime) for _ in range(2))
+        batches = iter(one)
+        next(batches)
+        other.load_state_dict(one.state_dict())
+        return [batch.tolist() for batch in batches] == [batch.tolist() for batch in other]
+
+    assert on_ranks(2, work) == [True, True]
+    assert isinstance(order_of(ByHand(list), shared=True), AmbientOrder)
+
+
+def test_an_order_that_may_not_be_found_again_is_named(runtime):
+    loader = prepare_data_loader(SHUFFLED["by hand, torch"](), runtime=runtime())
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match="made by ByHand"):
+        list(loader)
+
+
+def test_global_generators_are_put_back():
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    with seeded(5):
+        inside = torch.rand(1).item(), random.random(), np.random.rand()
+    after = torch.rand(1).item(), random.random(), np.random.rand()
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    assert after == (torch.rand(1).item(), random.random(), np.random.rand()) != inside

@@ -248,14 +248,31 @@ def test_set_epoch_reaches_samplers_and_dataset(runtime):
     assert (loader.iteration, sampler.epoch, dataset.epoch) == (7, 6, 6)
 
 
-def test_the_sampler_can_be_read_and_replaced(on_ranks):
-    def work(runtime):
-        loader = prepared(runtime, range(4), batch_size=1, shuffle=True)
-        assert isinstance(loader.get_sampler(), torch.utils.data.RandomSampler)
-        loader.set_sampler([3, 2, 1, 0])
-        return lists(loader), loader.get_sampler(), loader.synchronized_generator
+@pytest.mark.parametrize("batch_size", [1, None])
+def test_the_sampler_can_be_read_and_replaced(on_ranks, batch_size):
+    user = DataLoader(torch.arange(4).reshape(4, 1), batch_size=batch_size, shuffle=True)
 
-    assert on_ranks(2, work) == [([[3], [1]], [3, 2, 1, 0], None), ([[2], [0]], [3, 2, 1, 0], None)]
+    def work(runtime):
+        loader = prepare_data_loader(user, runtime=runtime)
+        assert isinstance(loader.get_sampler() or loader.sampler.sampler, torch.utils.data.RandomSampler)
+        loader.set_sampler([3, 2, 1, 0])
+        later = skip_first_batches(loader, 1)
+        later.set_sampler([0, 1, 2, 3])
+        flat = [[batch.item() for batch in each] for each in (loader, later)]
+        return *flat, loader.synchronized_generator
+
+    assert on_ranks(2, work) == [([3, 1], [2], None), ([2, 0], [3], None)]
+    assert isinstance(user.sampler, torch.utils.data.RandomSampler)
+
+
+def test_a_random_sampler_that_is_set_later_is_agreed_on_too(on_ranks):
+    def work(runtime):
+        loader = prepared(runtime, range(12), batch_size=2)
+        loader.set_sampler(torch.utils.data.RandomSampler(range(12)))
+        return [index for batch in loader for index in batch.tolist()]
+
+    one, two = on_ranks(2, work)
+    assert sorted(one + two) == list(range(12))
 
 
 def test_batches_go_to_the_device(runtime):
