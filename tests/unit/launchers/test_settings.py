@@ -51,7 +51,8 @@ def test_who_decides_about_the_cpu(
             "--num_processes 2 SCRIPT",
             Hardware("cuda", 2, peer_to_peer=False),
             [
-                "setting NCCL_P2P_DISABLE and NCCL_IB_DISABLE to 1: with this driver, GPUs of the RTX 40 series hang without"
+                "setting NCCL_P2P_DISABLE and NCCL_IB_DISABLE to 1: "
+                "with this driver, GPUs of the RTX 40 series hang without"
             ],
         ),
     ],
