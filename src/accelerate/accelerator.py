@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import inspect
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
@@ -18,7 +17,8 @@ from typing import Any
 
 import torch
 
-from accelerate.checkpointing.objects import check_stateful, save_object
+from accelerate.checkpointing.control import CheckpointControl
+from accelerate.checkpointing.training import Training
 from accelerate.comm import operations
 from accelerate.config.arguments import (
     UNSET,
@@ -49,7 +49,6 @@ from accelerate.precision.select import select_precision
 from accelerate.scheduler import AcceleratedScheduler, check_unit, describe_unit
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.state.accelerator_state import undone_on_error
-from accelerate.state.control import ProcessControl
 from accelerate.strategies.accumulation import Accumulate, Accumulation
 from accelerate.strategies.base import Setup, is_spread
 from accelerate.strategies.bundle import Bundle, linked_optimizers, mark_prepared
@@ -66,7 +65,7 @@ def fact(path: str, doc: str) -> Any:
     return property(attrgetter(path), doc=doc)
 
 
-class Accelerator(ProcessControl):
+class Accelerator(CheckpointControl):
     """Runs a person's own PyTorch loop on whatever the process was started on.
 
     Args:
@@ -165,8 +164,7 @@ class Accelerator(ProcessControl):
         self.flag_tensor: torch.Tensor | None = None
         self.has_lomo_optimizer = False
         self._custom_objects: list[Any] = []
-        self._load_model_state_pre_hook: OrderedDict[int, Any] = OrderedDict()
-        self._save_model_state_pre_hook: OrderedDict[int, Any] = OrderedDict()
+        self._init_checkpoints()
 
     def _compose(self, dynamo: TorchDynamoPlugin, keep_output_dtype: bool) -> None:
         """Choose precision and strategy for this run, once."""
@@ -543,24 +541,20 @@ class Accelerator(ProcessControl):
         """Return the full state dict of a prepared model."""
         return self._strategy.state_dict(model, unwrap=unwrap)
 
-    def save(self, obj: Any, f: str | Path, safe_serialization: bool = False) -> None:
-        """Write `obj` to the file `f` on the main process (of each node, with `save_on_each_node`).
-
-        Args:
-            safe_serialization: write tensors as safetensors; otherwise with `torch.save`.
-        """
-        each_node = self.project_configuration.save_on_each_node
-        if self.is_local_main_process if each_node else self.is_main_process:
-            save_object(obj, f, safe_serialization=safe_serialization)
-
-    def register_for_checkpointing(self, *objects: Any) -> None:
-        """Remember objects with `state_dict` and `load_state_dict` as part of the state of training.
-
-        Raises:
-            ValueError: objects without these methods, all of which are named.
-        """
-        check_stateful(objects)
-        self._custom_objects.extend(objects)
+    def _training(self) -> Training:
+        """Return what there is to save and to restore."""
+        return Training(
+            runtime=self.runtime,
+            strategy=self._strategy,
+            models=self._models,
+            optimizers=self._optimizers,
+            schedulers=self._schedulers,
+            data_loaders=self._dataloaders,
+            custom=self._custom_objects,
+            scaler=self.scaler,
+            windows=self._accumulation,
+            mixed_precision=self.mixed_precision,
+        )
 
     def verify_device_map(self, model: torch.nn.Module) -> bool:
         """Return whether `model` is spread over several devices."""
@@ -572,6 +566,7 @@ class Accelerator(ProcessControl):
         Returns:
             One None for each of `objects`, for `model, optimizer = accelerator.free_memory(model, optimizer)`.
         """
+        self._background.close()
         for prepared in (self._models, self._optimizers, self._schedulers, self._dataloaders):
             prepared.clear()
         self._accumulation.forget()
@@ -587,7 +582,8 @@ class Accelerator(ProcessControl):
         return self.free_memory(*objects)
 
     def end_training(self) -> None:
-        """Finish: leave the process group. Call it at the end of the script."""
+        """Finish: wait for what is still being saved, and leave the process group. Call it at the end of the script."""
+        self._background.close()
         self.state.destroy_process_group()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Accelerator:

@@ -27,6 +27,7 @@ MAY_CALL_STATES = (
     "inference.py",
     "data_loader/edge.py",
     "precision/public.py",
+    "checkpointing/public.py",
     "commands",
     "utils",
     "test_utils",

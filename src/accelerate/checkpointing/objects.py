@@ -5,14 +5,16 @@ from __future__ import annotations
 import codecs
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
 
 from accelerate.base.messages import message
+from accelerate.checkpointing.durable import Sink
 
 
 def check_stateful(objects: Sequence[Any]) -> None:
@@ -65,20 +67,57 @@ def without_shared_tensors(state_dict: dict[str, torch.Tensor]) -> dict[str, tor
 
     A safetensors file holds every tensor once; a tied weight is found again under the name that stays.
     """
-    seen: set[tuple[Any, ...]] = set()
-    kept = {}
+    return {names[0]: state_dict[names[0]].detach().contiguous() for names in groups_of_names(state_dict)}
+
+
+def groups_of_names(state_dict: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """Return the names in `state_dict`, those of one and the same tensor (tied weights) together."""
+    groups: dict[Any, list[str]] = {}
     for name, tensor in state_dict.items():
-        key = (
-            tensor.device,
-            tensor.untyped_storage().data_ptr(),
-            tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
-        )
-        if tensor.numel() == 0 or tensor.device.type == "meta" or key not in seen:
-            seen.add(key)
-            kept[name] = tensor.detach().contiguous()
-    return kept
+        alone = tensor.numel() == 0 or tensor.device.type == "meta"  # nothing that could be shared
+        groups.setdefault(name if alone else _place(tensor), []).append(name)
+    return list(groups.values())
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return where the values of a tensor lie, and how."""
+    storage = tensor.untyped_storage().data_ptr()
+    return tensor.device, storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def plain(value: Any) -> Any:
+    """Return `value` with numpy numbers in lists, tuples and dictionaries as Python's, which any reader rebuilds."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {plain(key): plain(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    return value
+
+
+def write_object(sink: Sink, obj: Any) -> None:
+    """Write `obj` into `sink` with `torch.save`.
+
+    The checksums inside of its format are left out: the sink takes a faster one of the whole file.
+    """
+    with _without_crc32():
+        torch.save(plain(obj), cast(IO[bytes], sink))  # all that it asks of a file is `write` and `flush`
+
+
+@contextmanager
+def _without_crc32() -> Iterator[None]:
+    """Let `torch.save` leave out CRC-32, where it can be told to."""
+    tell = getattr(torch.serialization, "set_crc32_options", None)
+    if tell is None:
+        yield
+        return
+    before = torch.serialization.get_crc32_options()
+    tell(False)
+    try:
+        yield
+    finally:
+        tell(before)
 
 
 def _umask() -> int:

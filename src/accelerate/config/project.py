@@ -17,6 +17,8 @@ class ProjectConfiguration:
         total_limit: how many of these checkpoints are kept; None keeps all.
         iteration: the number of the next one.
         save_on_each_node: save on every machine rather than on the main one only.
+        blocking_save: `save_state` returns when the checkpoint is on disk; False lets it be written while training
+            goes on.
     """
 
     project_dir: str | os.PathLike[str] | None = None
@@ -25,6 +27,7 @@ class ProjectConfiguration:
     total_limit: int | None = None
     iteration: int = 0
     save_on_each_node: bool = False
+    blocking_save: bool = True
 
     def __post_init__(self) -> None:
         self.set_directories(self.project_dir)

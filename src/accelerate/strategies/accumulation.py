@@ -110,6 +110,48 @@ class Accumulation:
         steps = self.gradient_state.num_steps
         return None if steps == 1 else 1 / steps
 
+    def state(self) -> list[dict[str, Any]]:
+        """Return where each window stands, as plain data; its models by their place among all models."""
+        places = {id(model): place for place, model in enumerate(self.all_models)}
+        return [
+            {
+                "models": [-1] if key == _RESTORED else [places.get(id(model), -1) for model in window.models],
+                "current": window is self.current,
+                "items": None if window.items is None else window.items.tolist(),
+                **{name: getattr(window, name) for name in _KEPT},
+            }
+            for key, window in self.windows.items()
+        ]
+
+    def load_state(self, windows: list[dict[str, Any]]) -> None:
+        """Continue windows where :meth:`state` was called; their gradients are not part of it."""
+        self.forget()
+        for saved in windows:
+            window = Window(**{name: saved[name] for name in _KEPT})
+            if saved["items"] is not None:
+                window.items = torch.as_tensor(saved["items"], device=self.collectives.device)
+            known = all(0 <= place < len(self.all_models) for place in saved["models"])
+            window.models = tuple(self.all_models[place] for place in saved["models"]) if known else ()
+            self.windows[tuple(map(id, window.models)) if known else _RESTORED] = window
+            if saved["current"]:
+                self.current = window
+
+    def open_models(self) -> list[torch.nn.Module]:
+        """Return the models that hold gradients of an update that is not complete."""
+        open_windows = [window for window in self.windows.values() if window.length and not window.due]
+        chosen = {id(model) for window in open_windows for model in window.models or self.all_models}
+        return [model for model in self.all_models if id(model) in chosen]
+
+    def restart(self, ratio: float) -> None:
+        """Begin at the start of a window, where another number of processes takes over.
+
+        Args:
+            ratio: how many micro-batches of the processes before stand for one of the present ones.
+        """
+        steps = int(self.current.step * ratio)
+        self.forget()
+        self.step = steps - steps % self.gradient_state.num_steps
+
     def forget(self) -> None:
         """Forget all windows; nothing is under way any more."""
         self.windows.clear()
@@ -166,6 +208,9 @@ class Accumulation:
 
 #: The key of a window whose position was restored before its models were seen.
 _RESTORED = (-1,)
+
+#: What of a window goes into a checkpoint as it is.
+_KEPT = ("step", "length", "due", "calls", "calls_before")
 
 
 class Accumulate:

@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
 
 from accelerate.base.messages import message
+from accelerate.checkpointing.records import Record, model_records, optimizer_records
 from accelerate.config.ddp import DistributedDataParallelKwargs
 from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.enums import DistributedType
@@ -65,6 +67,8 @@ class Strategy(ABC):
     name: ClassVar[str]
     #: Models can train on a different number of batches per rank (`torch.distributed.algorithms.Join`).
     joinable: ClassVar[bool] = False
+    #: Every rank has the whole state of every optimizer, so that any of them can write it.
+    replicates: ClassVar[bool] = False
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -134,6 +138,18 @@ class Strategy(ABC):
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the full state of `model`, under the names of the bare model."""
         return (extract_model_from_parallel(model, keep_torch_compile=False) if unwrap else model).state_dict()
+
+    def load_state_dict(self, model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> Any:
+        """Load what :meth:`state_dict` returned; `kwargs` are those of `torch.nn.Module.load_state_dict`."""
+        return extract_model_from_parallel(model, keep_torch_compile=False).load_state_dict(state, **kwargs)
+
+    def model_records(self, models: Sequence[Any], weights: Sequence[Any], *, safe: bool) -> list[Record]:
+        """Return how `models`, whose states are `weights`, are laid out in a checkpoint."""
+        return model_records(weights, [partial(self.load_state_dict, model) for model in models], safe)
+
+    def optimizer_records(self, optimizers: Sequence[Any], models: Sequence[Any]) -> list[Record]:
+        """Return how the states of `optimizers` are laid out in a checkpoint; `models` name their parameters."""
+        return optimizer_records(optimizers, models)
 
     def close(self) -> None:  # noqa: B027  (most strategies hold nothing)
         """Release what the strategy holds."""

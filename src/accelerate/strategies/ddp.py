@@ -25,6 +25,7 @@ class DataParallel(Strategy):
 
     name = "ddp"
     joinable = True
+    replicates = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

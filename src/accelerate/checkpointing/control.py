@@ -1,0 +1,379 @@
+"""What a script calls to save and to resume: the methods about checkpoints that `Accelerator` inherits."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from accelerate.base.messages import message, warn_once
+from accelerate.checkpointing.agreement import decided, together
+from accelerate.checkpointing.background import Background
+from accelerate.checkpointing.folder import checkpoints_folder, number_of, numbered_below, numbered_folder
+from accelerate.checkpointing.load import Wish, check_parts, load_folder, load_newest
+from accelerate.checkpointing.models import check_saveable, write_model
+from accelerate.checkpointing.objects import check_stateful, save_object
+from accelerate.checkpointing.position import position_of
+from accelerate.checkpointing.public import check_map_location
+from accelerate.checkpointing.save import Job, Staging, assigned, begin
+from accelerate.checkpointing.training import Training
+from accelerate.logging import get_logger
+from accelerate.state.control import ProcessControl
+
+if TYPE_CHECKING:
+    from accelerate.config.project import ProjectConfiguration
+
+logger = get_logger(__name__)
+
+SaveHook = Callable[[list[Any], list[dict[str, torch.Tensor]], str], None]
+LoadHook = Callable[[list[Any], str], None]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where training stands after `Accelerator.resume`; false when there was nothing to resume from.
+
+    Args:
+        folder: the checkpoint that was loaded, or None.
+        epoch: the epoch of the first prepared data loader.
+        batches: how many batches of it this process has seen.
+    """
+
+    folder: Path | None = None
+    epoch: int = 0
+    batches: int = 0
+
+    def __bool__(self) -> bool:
+        return self.folder is not None
+
+
+class CheckpointControl(ProcessControl):
+    """Saving, loading and resuming, for the class that holds what is prepared."""
+
+    if TYPE_CHECKING:  # what a class that inherits from this one has to bring
+        project_configuration: ProjectConfiguration
+        _custom_objects: list[Any]
+
+        def _training(self) -> Training: ...
+
+    def _init_checkpoints(self) -> None:
+        """Take up what belongs to saving; called once, by the constructor."""
+        self._load_model_state_pre_hook: OrderedDict[int, Any] = OrderedDict()
+        self._save_model_state_pre_hook: OrderedDict[int, Any] = OrderedDict()
+        self._background = Background()
+
+    def register_save_state_pre_hook(self, hook: SaveHook) -> RemovableHandle:
+        """Call `hook(models, weights, output_dir)` before `save_state` writes.
+
+        The hook may write files of its own into `output_dir`, and take out of `weights` (a list with the state of each
+        model) what it has written itself: only what remains is written. It runs on every process; the list of the
+        main process counts.
+
+        Returns:
+            a handle whose `remove()` takes the hook back.
+        """
+        return _registered(self._save_model_state_pre_hook, hook)
+
+    def register_load_state_pre_hook(self, hook: LoadHook) -> RemovableHandle:
+        """Call `hook(models, input_dir)` before `load_state` restores.
+
+        The hook may load models itself and take them out of `models`: only what remains is loaded.
+
+        Returns:
+            a handle whose `remove()` takes the hook back.
+        """
+        return _registered(self._load_model_state_pre_hook, hook)
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Remember objects with `state_dict` and `load_state_dict` as part of the state of training.
+
+        Raises:
+            ValueError: objects without these methods, all of which are named.
+        """
+        check_stateful(objects)
+        self._custom_objects.extend(objects)
+
+    def save(self, obj: Any, f: str | Path, safe_serialization: bool = False) -> None:
+        """Write `obj` to the file `f` on the main process (of each node, with `save_on_each_node`).
+
+        Args:
+            safe_serialization: write tensors as safetensors; otherwise with `torch.save`.
+        """
+        each_node = self.project_configuration.save_on_each_node
+        if self.is_local_main_process if each_node else self.is_main_process:
+            save_object(obj, f, safe_serialization=safe_serialization)
+
+    def save_model(
+        self,
+        model: torch.nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write the weights of a prepared model for others to load. All processes have to call it.
+
+        Args:
+            save_directory: gets `model.safetensors`, or shards with `model.safetensors.index.json`; weights of the
+                same format that were there are removed.
+            max_shard_size: bytes, or text such as "10GB".
+            safe_serialization: write safetensors; otherwise `pytorch_model.bin` with `torch.save`.
+
+        Raises:
+            RuntimeError: the model has parameters without values (on the meta device).
+        """
+        folder = Path(save_directory)
+        if folder.is_file():
+            logger.error(f"save_model({str(folder)!r}): this is a file; the weights of a model go into a folder.")
+            return
+        check_saveable(model)
+        training = self._training()
+        state = training.strategy.state_dict(model)
+        each_node = self.project_configuration.save_on_each_node
+        writes = self.is_local_main_process if each_node else self.is_main_process
+
+        def write() -> None:
+            if writes:
+                write_model(state, folder, max_shard_size=max_shard_size, safe=safe_serialization)
+
+        together(training.runtime.collectives, write, f"saving a model to {folder}")
+
+    def save_state(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        safe_serialization: bool = True,
+        *,
+        blocking: bool | None = None,
+        **save_model_func_kwargs: Any,
+    ) -> Path:
+        """Save everything that is needed to go on from here, in one folder that appears when it is complete.
+
+        All processes have to call it.
+
+        Args:
+            output_dir: the folder. With automatic naming it is left out, and the next number is used.
+            safe_serialization: write models as safetensors; otherwise with `torch.save`.
+            blocking: return when the checkpoint is on disk. False returns once a snapshot in host memory is taken, and
+                writes in the background; the next save, load or `wait_for_checkpoint` waits for that, and raises what
+                went wrong. By default as `ProjectConfiguration(blocking_save=...)` says.
+            save_model_func_kwargs: for strategies that lay models out in a way of their own.
+
+        Returns:
+            the folder.
+
+        Raises:
+            TypeError: no folder was given, without automatic naming.
+            ValueError: the folder of the next number exists.
+            OSError: the disk is full, the folder can't be written to, ... on this process;
+                RuntimeError on the others.
+        """
+        self._background.wait()
+        training, project = self._training(), self.project_configuration
+        for name in save_model_func_kwargs:
+            warn_once(f"save_state({name}=...) has no effect: the models of this run are saved whole.")
+        collectives = training.runtime.collectives
+        choose = self._folder_chooser(output_dir)
+        staging = begin(collectives, training.runtime.topology, choose, project.save_on_each_node)
+        try:
+            job = self._job(training, staging, safe_serialization)
+            beside = None if self._is_blocking(blocking) else self._background.collectives(collectives)
+            if beside is None:
+                job.run()
+            else:
+                states = self._background.snapshot([state for _, state in job.states])
+                job.states = [(record, state) for (record, _), state in zip(job.states, states, strict=True)]
+                job.collectives = beside
+                self._background.start(job)
+        except BaseException:
+            staging.discard()
+            raise
+        project.iteration += 1
+        return staging.folder
+
+    def _is_blocking(self, blocking: bool | None) -> bool:
+        return self.project_configuration.blocking_save if blocking is None else blocking
+
+    def _folder_chooser(self, output_dir: str | os.PathLike[str] | None) -> Callable[[], Path]:
+        """Return the function that says, on the main process, where to save."""
+        project = self.project_configuration
+        if project.automatic_checkpoint_naming:
+            if output_dir is not None:
+                warn_once(f"save_state({str(output_dir)!r}): with automatic naming the folder has no effect.")
+            return lambda: numbered_folder(project.project_dir, project.iteration)
+        if output_dir is None:
+            raise TypeError(_no_name("save_state()", "save_state(folder)"))
+        folder = Path(os.path.expanduser(output_dir))
+        return lambda: Path(os.path.realpath(folder))
+
+    def _job(self, training: Training, staging: Staging, safe: bool) -> Job:
+        """Run the hooks, take the states of what this process writes, and return the save that is to be run."""
+        project, collectives = self.project_configuration, training.runtime.collectives
+
+        def take() -> Job:
+            models = list(training.models)
+            weights = training.weights(models)
+            for hook in self._save_model_state_pre_hook.values():
+                hook(models, weights, str(staging.staged))
+            records = training.records(models[: len(weights)], weights, safe=safe)
+            open_models = training.windows.open_models()
+            if open_models:
+                records.append(training.gradients(open_models))
+            mine = assigned(records, staging, training.strategy.replicates)
+            states = {id(record): record.state() for record in records if record.collective or record in mine}
+            automatic = project.automatic_checkpoint_naming
+            return Job(
+                collectives=collectives,
+                staging=staging,
+                states=[(record, states[id(record)]) for record in mine],
+                manifest=training.manifest(records, project.iteration),
+                limit=project.total_limit if automatic else None,
+            )
+
+        return together(collectives, take, "taking the states to save")
+
+    def wait_for_checkpoint(self) -> None:
+        """Return when the save that `save_state(blocking=False)` has begun is on disk.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        self._background.wait()
+
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: dict[str, Any] | None = None,
+        *,
+        strict: bool = True,
+        parts: Collection[str] | None = None,
+        **load_model_func_kwargs: Any,
+    ) -> None:
+        """Restore what `save_state` saved. All processes have to call it.
+
+        Files are checked and compared with what is prepared before anything is changed, and everything that is wrong
+        is said in one error.
+
+        Args:
+            input_dir: the folder; with automatic naming it can be left out, which takes the newest valid checkpoint,
+                as "latest" does.
+            load_kwargs: arguments of `torch.load`, for what was written with `torch.save`. By default nothing that a
+                file contains is executed; {"weights_only": False} allows that.
+            strict: False restores what fits, and warns of the rest.
+            parts: which kinds of objects to restore, out of "models", "optimizers", "schedulers", "scaler", "custom",
+                "data_loaders", "step" and "rng"; all by default.
+            load_model_func_kwargs: handed on to `load_state_dict` of models. `map_location` ("cpu" or "on_device") is
+                accepted for scripts that pass it: values are read where they lie and put where the objects are.
+
+        Raises:
+            ValueError: there is no such folder, or no such part.
+            TypeError: an unknown `map_location`.
+            CheckpointError: the checkpoint is damaged, or doesn't fit.
+        """
+        map_location = load_model_func_kwargs.pop("map_location", None)
+        check_map_location(map_location)
+        wish = self._wish(strict, parts, load_kwargs, load_model_func_kwargs)
+        latest = input_dir is None or (str(input_dir) == "latest" and not Path(input_dir).is_dir())
+        if latest and not self.project_configuration.automatic_checkpoint_naming:
+            raise ValueError(_no_name("load_state() without a folder", "load_state(folder)"))
+        self._background.wait()
+        if not latest:
+            assert input_dir is not None
+            folder = Path(os.path.realpath(os.path.expanduser(input_dir)))
+            load_folder(self._training(), folder, wish)
+            self._count_on_from(folder)
+        elif self._load_newest(checkpoints_folder(self.project_configuration.project_dir), wish) is None:
+            raise ValueError(_nothing_saved(self.project_configuration.project_dir))
+
+    def resume(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        strict: bool = True,
+        parts: Collection[str] | None = None,
+        load_kwargs: dict[str, Any] | None = None,
+        **load_model_func_kwargs: Any,
+    ) -> Resumed:
+        """Go on from the newest valid checkpoint, if there is any. All processes have to call it.
+
+        `for epoch in range(accelerator.resume().epoch, num_epochs)` begins where the last run ended; the prepared data
+        loaders begin with the batch that comes next.
+
+        Args:
+            root: the folder that has the checkpoints in it, whose names end with a number; by default where automatic
+                naming puts them.
+            strict: see `load_state`, as for the other arguments.
+
+        Returns:
+            where training stands.
+
+        Raises:
+            CheckpointError: there are checkpoints, but none is valid, or the newest valid one doesn't fit.
+        """
+        self._background.wait()
+        wish = self._wish(strict, parts, load_kwargs, load_model_func_kwargs)
+        folder = self._load_newest(
+            checkpoints_folder(self.project_configuration.project_dir) if root is None else Path(root), wish
+        )
+        if folder is None:
+            return Resumed()
+        training = self._training()
+        if not training.loaders:
+            return Resumed(folder)
+        place = position_of(training.loaders[0], training.runtime.gradient_state)
+        return Resumed(folder, place["epoch"], place["batches"])
+
+    def _wish(
+        self,
+        strict: bool,
+        parts: Collection[str] | None,
+        load_kwargs: dict[str, Any] | None,
+        model_kwargs: dict[str, Any],
+    ) -> Wish:
+        hooks = tuple(self._load_model_state_pre_hook.values())
+        return Wish(check_parts(parts), strict, load_kwargs or {}, model_kwargs, hooks)
+
+    def _load_newest(self, root: Path, wish: Wish) -> Path | None:
+        folder = load_newest(self._training(), root, wish)
+        if folder is not None:
+            self._count_on_from(folder)
+        return folder
+
+    def _count_on_from(self, folder: Path) -> None:
+        """Let the next automatic checkpoint come after all there are, when `folder` is one of them."""
+        project = self.project_configuration
+        if not project.automatic_checkpoint_naming or project.project_dir is None:
+            return
+        root = Path(os.path.realpath(checkpoints_folder(project.project_dir)))
+        if Path(os.path.realpath(folder)).parent == root:
+            collectives = self._training().runtime.collectives
+            newest = decided(collectives, lambda: max(number_of(path) or 0 for path in numbered_below(root)))
+            project.iteration = newest + 1
+
+
+def _registered(hooks: OrderedDict[int, Any], hook: Any) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+def _no_name(given: str, instead: str) -> str:
+    return message(
+        given=f"{given} without automatic checkpoint naming",
+        why="it doesn't say which folder is meant",
+        allowed=f"{instead}; without a folder, if ProjectConfiguration(automatic_checkpoint_naming=True)",
+        do=f"write {instead}, or turn automatic naming on",
+    )
+
+
+def _nothing_saved(project_dir: Any) -> str:
+    return message(
+        given=f"load_state() with project_dir={str(project_dir)!r}",
+        why="no checkpoint has been saved there",
+        allowed="a project with at least one checkpoint",
+        do="call accelerator.resume() if there may be none yet, or name a folder",
+    )

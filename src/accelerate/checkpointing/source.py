@@ -1,0 +1,105 @@
+"""A checkpoint that is being read: its files, its manifest, and how files are to be opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from accelerate.checkpointing.layout import names_of, rng_name
+from accelerate.checkpointing.manifest import Manifest
+from accelerate.checkpointing.objects import load_object
+from accelerate.checkpointing.tensors import map_tensors_of
+from accelerate.comm.tree import map_tensors
+
+#: File systems of the machine itself, where a mapped file stays readable after it was deleted.
+LOCAL_FILE_SYSTEMS = {"apfs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is damaged, or doesn't fit what it is to be loaded into."""
+
+
+class Source:
+    """A checkpoint folder to restore from.
+
+    Args:
+        folder: the checkpoint.
+        manifest: what it says it consists of; None for a folder of 1.15.
+        load_kwargs: arguments of `torch.load` for what was written with `torch.save`.
+        model_kwargs: arguments of `load_state_dict` of models.
+        strict: whether everything has to be restored.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest | None = None,
+        load_kwargs: Mapping[str, Any] | None = None,
+        model_kwargs: Mapping[str, Any] | None = None,
+        strict: bool = True,
+    ) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.load_kwargs = dict(load_kwargs or {})
+        self.model_kwargs = dict(model_kwargs or {})
+        self.strict = strict
+        self._opened: dict[str, Any] = {}
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks wrote it."""
+        return self.manifest.world_size if self.manifest is not None else len(names_of("rng", self.folder))
+
+    def has(self, name: str) -> bool:
+        """Return whether it has a file of this name."""
+        return (self.folder / name).is_file()
+
+    def has_rank(self, rank: int) -> bool:
+        """Return whether a rank of this number has written to it."""
+        return self.has(rng_name(rank))
+
+    def object(self, name: str) -> Any:
+        """Return what was written with `torch.save`; opened once, its tensors mapped rather than read."""
+        if name not in self._opened:
+            self._opened[name] = load_object(
+                self.folder / name, map_location="cpu", **{"mmap": True, **self.load_kwargs}
+            )
+        return self._opened[name]
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of a model's file, mapped rather than read."""
+        if not name.endswith(".safetensors"):
+            return self.object(name)
+        if name not in self._opened:
+            self._opened[name] = map_tensors_of(self.folder / name)
+        return self._opened[name]
+
+    def owned(self, state: Any) -> Any:
+        """Return a state that may outlive the checkpoint.
+
+        On a local disk a mapped file stays readable whatever happens to its name, and is copied page by page where it
+        is written to. Over a network it can vanish while it is in use, so there it is copied at once.
+        """
+        return state if is_local(self.folder) else map_tensors(torch.clone, state)
+
+
+def is_local(folder: Path) -> bool:
+    """Return whether `folder` lies on a file system of this machine."""
+    path = os.path.realpath(folder)
+    mounts = [mount for mount in _mounts() if _below(path, mount[0])]
+    return bool(mounts) and max(mounts, key=lambda mount: len(mount[0]))[1] in LOCAL_FILE_SYSTEMS
+
+
+@cache
+def _mounts() -> list[tuple[str, str]]:
+    return [(partition.mountpoint, partition.fstype.lower()) for partition in psutil.disk_partitions(all=True)]
+
+
+def _below(path: str, mount: str) -> bool:
+    return path == mount or path.startswith(mount.rstrip(os.sep) + os.sep)

@@ -1,0 +1,137 @@
+"""Safetensors files, written and read tensor by tensor.
+
+The library's own `save_file` needs all tensors in host memory at once and doesn't say what it wrote. Here they go out
+one after the other, from whatever device they are on, into a sink that sums the bytes; the file is the same. Reading
+is left to the library, which maps files into memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from accelerate.base.messages import message
+from accelerate.checkpointing.durable import Sink
+
+#: How the format spells each dtype (https://github.com/huggingface/safetensors).
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+
+
+class Spec(NamedTuple):
+    """What a tensor is without its values."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes its values take."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def spec_of(tensor: torch.Tensor) -> Spec:
+    """Return what `tensor` is without its values."""
+    return Spec(tensor.dtype, tuple(tensor.shape))
+
+
+def write_tensors(sink: Sink, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        ValueError: something in `tensors` can't be stored in this format.
+    """
+    refuse_other_values(tensors)
+    write_stream(sink, {name: spec_of(tensor) for name, tensor in tensors.items()}, tensors.__getitem__)
+
+
+def write_stream(sink: Sink, specs: Mapping[str, Spec], fetch: Callable[[str], torch.Tensor]) -> None:
+    """Write a safetensors file whose tensors are fetched one at a time.
+
+    Args:
+        sink: the file.
+        specs: what the tensors are.
+        fetch: returns the tensor of a name, on any device.
+    """
+    # Widest first, as the library does it: every tensor begins at a multiple of its item size.
+    order = sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        dtype, shape = specs[name]
+        begin, end = end, end + specs[name].nbytes
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    sink.write(len(text).to_bytes(8, "little") + text)
+    for name in order:
+        sink.write(bytes_of(fetch(name)))
+
+
+def bytes_of(tensor: torch.Tensor) -> Any:
+    """Return the values of a tensor as a buffer; without a copy if they are contiguous in host memory."""
+    flat = tensor.detach().to("cpu").contiguous().view(-1)
+    return flat.view(torch.uint8).numpy() if flat.numel() else b""
+
+
+def refuse_other_values(state: Mapping[str, Any]) -> None:
+    """Refuse a state that has anything but tensors that the format knows.
+
+    Raises:
+        ValueError: it has; everything is named.
+    """
+    offenders = [f"{name}: {_what(value)}" for name, value in state.items() if not _is_storable(value)]
+    if offenders:
+        raise ValueError(
+            message(
+                given="a state with " + ", ".join(offenders),
+                why="a safetensors file holds dense tensors of the usual dtypes, and nothing else",
+                allowed="dense tensors of " + ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES),
+                do="save with safe_serialization=False, which uses torch.save",
+            )
+        )
+
+
+def _is_storable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.dtype in DTYPES
+
+
+def _what(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"a {value.layout} tensor" if value.layout is not torch.strided else f"a tensor of {value.dtype}"
+
+
+def read_specs(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors in a safetensors file, from its header alone."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+
+
+def map_tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file, mapped into memory: nothing is read before it is used."""
+    from safetensors import safe_open  # only who reads such a file pays for it
+
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it has no __iter__)
