@@ -12,6 +12,7 @@ import io
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -54,7 +55,8 @@ def report_failures(folder: Path) -> None:
             print_it(kind, error, trace)
 
     sys.excepthook = report
-    atexit.register(leave, folder)
+    # Before all that `atexit` does, such as leaving the process group, of which the peers would be told first.
+    getattr(threading, "_register_atexit", atexit.register)(leave, folder)
     (folder / f"{READY}{os.getpid()}").touch()
 
 
