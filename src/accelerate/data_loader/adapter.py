@@ -50,6 +50,14 @@ class DataLoaderAdapter:
     def __len__(self) -> int:
         return len(self.base_dataloader)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the wrapped loader, which has to be one that has a state."""
+        return self.base_dataloader.state_dict()  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give the wrapped loader its state back."""
+        self.base_dataloader.load_state_dict(state_dict)  # type: ignore[attr-defined]
+
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _restored, (type(self), self._carried())
 

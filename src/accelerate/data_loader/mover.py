@@ -1,11 +1,12 @@
 """Moving batches to a device, by a function chosen once per loader.
 
 Data loaders make batches on the CPU, so with a CPU run there is nothing to move but in odd cases, and that is found out
-by a walk that builds nothing.
+by a walk that builds nothing; where the process has no other device, it does not even look at the tensors.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -29,22 +30,37 @@ def mover_to(device: torch.device | str | int | None, non_blocking: bool = False
         return None
     device = torch.device(device)
     if device.type == "cpu":
-        return to_cpu
+        return to_cpu if others_exist() else to_only_cpu
     return partial(send_to_device, device=device, non_blocking=non_blocking)
+
+
+def others_exist() -> bool:
+    """Tell whether tensors of this process may be on another device than the CPU."""
+    return torch.accelerator.is_available() or importlib.util.find_spec("torch_xla") is not None
 
 
 def to_cpu(batch: Any) -> Any:
     """Return the batch with everything on the CPU; the very same one when it is there already."""
-    return batch if on_cpu(batch) else send_to_device(batch, "cpu")
+    return batch if is_settled(batch, True) else send_to_device(batch, "cpu")
 
 
-def on_cpu(data: Any) -> bool:
-    """Tell whether nested data is known to be on the CPU; False also for objects that only a move would tell about."""
+def to_only_cpu(batch: Any) -> Any:
+    """Do the same in a process that has no other device."""
+    return batch if is_settled(batch, False) else send_to_device(batch, "cpu")
+
+
+def is_settled(data: Any, look: bool) -> bool:
+    """Tell whether nested data is known to need no move to the CPU; objects of other kinds are not known.
+
+    Args:
+        data: nested data.
+        look: ask tensors where they are; a cold look at each costs more than the rest of the walk.
+    """
     kind = type(data)
     if kind is dict:
         data = data.values()
     elif kind is Tensor:
-        return data.is_cpu
+        return not look or data.is_cpu
     elif kind is not list and kind is not tuple:
         if kind in PLAIN:
             return True
@@ -52,7 +68,10 @@ def on_cpu(data: Any) -> bool:
             data = data.values()
         elif not isinstance(data, (tuple, list)):
             return False
-    for value in data:  # noqa: SIM110  # a generator would cost as much as the walk
-        if not (value.is_cpu if type(value) is Tensor else on_cpu(value)):
+    for value in data:
+        if type(value) is Tensor:
+            if look and not value.is_cpu:
+                return False
+        elif not is_settled(value, look):
             return False
     return True

@@ -253,9 +253,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _carried(self) -> dict[str, Any]:
         carried = DataLoaderAdapter._carried(self)
-        return {name: value for name, value in carried.items() if name not in ("_runtime", "gradient_state")}
+        left_here = ("_runtime", "gradient_state", "_reading")
+        return {name: value for name, value in carried.items() if name not in left_here}
 
     def _rejoin(self) -> None:
         self._runtime = current_runtime()
         self.gradient_state = self._runtime.gradient_state
+        self._reading = self.base_dataloader
         self.progress.seeds.collectives = self._runtime.collectives

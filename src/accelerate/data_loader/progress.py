@@ -101,6 +101,9 @@ class Progress:
         self.batches = self.shift = 0
         self.began = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "snapshots": None}
+
 
 def _of_another_version(version: Any) -> str:
     return message(

@@ -17,7 +17,7 @@ from accelerate.data_loader import (
     SkipDataLoader,
     skip_first_batches,
 )
-from accelerate.data_loader.mover import mover_to, on_cpu
+from accelerate.data_loader.mover import is_settled, mover_to
 from accelerate.data_loader.rng import synchronize_rng_states
 from accelerate.state.gradient import GradientState
 
@@ -83,10 +83,18 @@ class Movable:
     ],
 )
 def test_what_is_on_the_cpu_is_found_out_without_moving_it(data, known):
-    assert on_cpu(data) is known
+    assert is_settled(data, True) is known
 
 
-def test_nothing_is_moved_nor_rebuilt_on_the_cpu_but_what_asks_for_it():
+def test_tensors_are_not_looked_at_where_there_is_no_other_device():
+    assert is_settled({"a": [torch.ones(1, device="meta")]}, False)
+    assert is_settled(torch.ones(1, device="meta"), False)
+    assert not is_settled([Movable()], False)
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_nothing_is_moved_nor_rebuilt_on_the_cpu_but_what_asks_for_it(monkeypatch, others):
+    monkeypatch.setattr("accelerate.data_loader.mover.others_exist", lambda: others)
     batch = {"ids": torch.ones(2), "names": ["a"]}
     move = mover_to("cpu")
     assert move(batch) is batch
@@ -187,6 +195,10 @@ def test_an_adapter_hands_on_what_it_does_not_know():
     assert isinstance(adapter, DataLoader)
     assert (len(adapter), adapter.num_workers) == (2, 0)
     assert not adapter.use_stateful_dataloader
+    adapter.base_dataloader.state_dict = lambda: {"place": 1}
+    adapter.base_dataloader.load_state_dict = lambda state: setattr(adapter, "loaded", state)
+    adapter.load_state_dict(adapter.state_dict())
+    assert adapter.loaded == {"place": 1}
     with pytest.raises(AttributeError, match="base_dataloader"):
         _ = DataLoaderAdapter.__new__(DataLoaderAdapter).anything
 

@@ -310,6 +310,14 @@ def test_it_can_be_pickled_and_copied(carry):
     assert (twin.iteration, lists(twin)) == (1, lists(loader))
 
 
+def test_it_can_be_pickled_in_the_middle_of_a_pass():
+    loader = prepare_data_loader(DataLoader(range(6), batch_size=2, num_workers=1, persistent_workers=True))
+    batches = iter(loader)
+    next(batches)
+    assert lists(pickle.loads(pickle.dumps(loader))) == [[0, 1], [2, 3], [4, 5]]
+    assert [batch.tolist() for batch in batches] == [[2, 3], [4, 5]]
+
+
 def test_workers_can_stay_alive_between_epochs(runtime):
     user = DataLoader(range(6), batch_size=2, num_workers=1, persistent_workers=True)
     loader = prepare_data_loader(user, runtime=runtime())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import chain
 
 import pytest
@@ -71,6 +72,12 @@ def test_a_stream_is_restored_and_not_read_again(on_ranks, place, ranks):
     read_again = found[0][1] - (200 - 2 * place) * ranks
     assert read_again <= 2 * 2 * Snapshots.EVERY
     assert all(read == 0 for _, read, _ in found[1:])
+
+
+def test_a_loader_that_reads_a_stream_can_be_pickled():
+    loader = prepare_data_loader(Remembering(Counter(8), batch_size=4), put_on_device=True)
+    next(iter(loader))
+    assert pickle.loads(pickle.dumps(loader)).progress.batches == 1
 
 
 def test_a_state_is_a_copy(runtime):
