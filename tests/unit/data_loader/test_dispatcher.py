@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from accelerate.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
-from accelerate.data_loader.courier import signature_of
+from accelerate.data_loader.courier import Buffer, signature_of
 from accelerate.data_loader.metrics import gather_for_metrics
 
 Pair = namedtuple("Pair", "ids text")
@@ -287,6 +287,13 @@ def test_a_stream_is_dispatched_where_its_batches_go_to_the_device(runtime):
     assert type(prepare_data_loader(user, runtime=runtime(), put_on_device=True, dispatch_batches=False)) is not (
         DataLoaderDispatcher
     )
+
+
+def test_bytes_are_staged_on_the_host_where_they_travel_from_another_device():
+    buffer = Buffer(torch.device("meta"), 64)
+    assert (buffer.size, buffer.staged.device.type, buffer.message.device.type) == (64, "cpu", "meta")
+    assert buffer.loaded(16).is_meta
+    assert buffer.loaded(16).shape == (16,)
 
 
 def test_it_can_be_built_directly_and_uses_the_state_of_the_process():
