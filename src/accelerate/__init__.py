@@ -34,6 +34,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         "checkpointing",
         "commands",
         "data_loader",
+        "hooks",
         "launchers",
         "local_sgd",
         "logging",

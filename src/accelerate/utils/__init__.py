@@ -135,7 +135,15 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "find_executable_batch_size",
             "release_memory",
         ],
-        "accelerate.utils.modeling": ["get_grad_scaler", "get_mixed_precision_context_manager"],
+        "accelerate.utils.modeling": [
+            "align_module_device",
+            "get_grad_scaler",
+            "get_mixed_precision_context_manager",
+            "has_offloaded_params",
+            "id_tensor_storage",
+            "named_module_tensors",
+            "set_module_tensor_to_device",
+        ],
         "accelerate.utils.operations": [
             "CannotPadNestedTensorWarning",
             "TensorInformation",
