@@ -10,7 +10,6 @@ from typing import Any
 from accelerate.base.messages import message
 from accelerate.config.cluster import ClusterConfig
 from accelerate.config.files import default_config_path
-from accelerate.config.load import load_config
 from accelerate.devices.specs import SPECS
 from accelerate.launchers.hardware import find_hardware
 from accelerate.launchers.settings import LaunchSettings
@@ -49,8 +48,12 @@ def default_file(flags: Mapping[str, Any]) -> str | None:
 
 def cluster_config(path: str | None) -> ClusterConfig | None:
     """Return the content of a config file of one's own machines; None without a file."""
-    config = load_config(path) if path is not None else None
-    if config is None or isinstance(config, ClusterConfig):
+    if path is None:
+        return None
+    from accelerate.config.load import load_config
+
+    config = load_config(path)
+    if isinstance(config, ClusterConfig):
         return config
     raise ValueError(
         message(
