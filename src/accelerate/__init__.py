@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from accelerate._lazy import lazy_exports
-from accelerate.base.environ import parse_flag_from_env
+from accelerate.base.environ import parse_flag_from_env, read
 
 __version__ = "1.16.0"
 
@@ -49,3 +49,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
 
 if parse_flag_from_env("ACCELERATE_ENABLE_RICH"):
     import_module("accelerate.utils.rich")  # installs the traceback handler
+
+if read("ACCELERATE_RUN_FOLDER"):  # set by `accelerate launch` for the processes it starts
+    import_module("accelerate.launchers.worker").set_up()

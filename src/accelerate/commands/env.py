@@ -34,7 +34,7 @@ def env_command(args: argparse.Namespace) -> dict[str, Any]:
     if getattr(args, "json", False):
         print(json.dumps(facts, indent=2))
         return facts
-    print("\nCopy-and-paste the text below in your GitHub issue\n")
+    print("\nFacts for a bug report:\n")
     for name, value in facts.items():
         if name != CONFIG:
             print(f"- {name}: {value}")
