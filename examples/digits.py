@@ -124,9 +124,7 @@ def train(epochs: int, batch_size: int, learning_rate: float, output: Path) -> N
             accuracies.append(right / total)
             progress.update(bar, description=f"epoch {epoch:2d}  loss {losses[-1]:.3f}  accuracy {accuracies[-1]:.1%}")
 
-    output.mkdir(parents=True, exist_ok=True)
-    weights = accelerator.get_state_dict(model)
-    accelerator.save(weights, output / "model.safetensors", safe_serialization=True)
+    accelerator.save_model(model, output)
     if accelerator.is_main_process:
         draw_curve(losses, accuracies, output / "learning_curve.png")
     accelerator.print(f"Trained by {accelerator.num_processes} process(es) on {accelerator.device.type}.")
