@@ -13,7 +13,7 @@ from tests.architecture import source
 LONGEST_FILE = 600
 
 # The only rooms that read the process's environment; all others are handed what they need.
-MAY_READ_ENVIRONMENT = ("base/environ.py", "config/env.py", "cluster", "launchers")
+MAY_READ_ENVIRONMENT = ("base/environ.py", "base/purge.py", "config/env.py", "cluster", "launchers")
 
 # The public edge: what people call with nothing but their own arguments has to find the state by itself.
 # Everything else is handed a Runtime.

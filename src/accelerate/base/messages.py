@@ -6,7 +6,6 @@ Every refusal says what was given, why it can't be, what is allowed and what to 
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Iterable
 
@@ -20,6 +19,8 @@ def message(*, given: str, why: str, allowed: str, do: str) -> str:
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice that `name` was probably meant to be, or None when nothing is close."""
+    import difflib  # only an error needs it
+
     by_lower = {choice.lower(): choice for choice in choices}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     return by_lower[found[0]] if found else None

@@ -10,9 +10,9 @@ from accelerate.base.environ import (
     parse_choice_from_env,
     parse_flag_from_env,
     patch_environment,
-    purge_accelerate_environment,
     str_to_bool,
 )
+from accelerate.base.purge import purge_accelerate_environment
 from accelerate.cluster.environments import (
     CPUInformation,
     get_cpu_distributed_information,

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from accelerate.base import environ
+from accelerate.base import environ, purge
 
 TRUE = ["y", "yes", "t", "true", "on", "1", "True", "YES"]
 FALSE = ["n", "no", "f", "false", "off", "0", "False", "NO"]
@@ -180,19 +180,19 @@ def left_behind() -> list[str]:
 
 @pytest.mark.usefixtures("before")
 def test_purge_undoes_what_a_function_leaves():
-    assert environ.purge_accelerate_environment(leak)("LEFT") == 5
+    assert purge.purge_accelerate_environment(leak)("LEFT") == 5
     assert left_behind() == ["ACCELERATE_BEFORE"]
     assert (os.environ["ACCELERATE_BEFORE"], os.environ["OTHER"]) == ("old", "1")
-    assert environ.purge_accelerate_environment(leak).__name__ == "leak"
+    assert purge.purge_accelerate_environment(leak).__name__ == "leak"
 
 
 @pytest.mark.usefixtures("before")
 def test_purge_undoes_what_generators_and_coroutines_leave():
-    @environ.purge_accelerate_environment
+    @purge.purge_accelerate_environment
     def generate():
         yield leak("GENERATOR")
 
-    @environ.purge_accelerate_environment
+    @purge.purge_accelerate_environment
     async def wait():
         return leak("COROUTINE")
 
@@ -200,7 +200,7 @@ def test_purge_undoes_what_generators_and_coroutines_leave():
     assert left_behind() == ["ACCELERATE_BEFORE"]
 
 
-@environ.purge_accelerate_environment
+@purge.purge_accelerate_environment
 class Suite:
     """Stands for a test class; its own tests, and those of its children, are purged."""
 
