@@ -42,7 +42,7 @@ def _named(pid: int) -> str:
     import psutil
 
     try:
-        command = " ".join(psutil.Process(pid).cmdline())
+        command = " ".join(" ".join(psutil.Process(pid).cmdline()).split())
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         command = ""
     return f"process {pid} ({command})" if command else f"process {pid}"

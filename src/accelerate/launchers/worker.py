@@ -8,6 +8,7 @@ person knows. And lines are written whole, so that the words of several ranks do
 from __future__ import annotations
 
 import atexit
+import functools
 import io
 import json
 import os
@@ -22,10 +23,11 @@ from types import TracebackType
 from accelerate.launchers.run_folder import FIRST, LEAVING, READY, VARIABLE, launcher_of
 
 
+@functools.cache
 def set_up() -> bool:
     """Report uncaught exceptions to the launcher, and print whole lines, if it has started this very process.
 
-    What a rank starts in turn inherits the variable, but is the rank's business.
+    What a rank starts in turn inherits the variable, but is the rank's business. A second call changes nothing.
 
     Returns:
         Whether the launcher has started this process.

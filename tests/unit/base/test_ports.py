@@ -45,8 +45,8 @@ def test_the_port_asked_about_by_default(monkeypatch):
 def test_who_holds_a_port(listener):
     holder = ports.who_holds(listener.getsockname()[1])
     assert holder is not None
-    assert holder.startswith(f"process {os.getpid()} (")
-    assert "pytest" in holder
+    command = " ".join(" ".join(psutil.Process().cmdline()).split())
+    assert holder == f"process {os.getpid()} ({command})"
 
 
 def test_nobody_holds_a_free_port():
