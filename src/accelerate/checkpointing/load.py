@@ -17,7 +17,7 @@ from accelerate.checkpointing.folder import clear_leftovers, manifest_or_problem
 from accelerate.checkpointing.layout import LOADERS, MANIFEST, PATTERNS, names_of, rng_name
 from accelerate.checkpointing.manifest import Manifest, problems_of_files
 from accelerate.checkpointing.objects import load_object
-from accelerate.checkpointing.position import FORMAT_KEY
+from accelerate.checkpointing.position import FORMAT_KEY, StatefulLoaderRecord
 from accelerate.checkpointing.records import ModelRecord, Record
 from accelerate.checkpointing.source import CheckpointError, Source
 from accelerate.checkpointing.training import PARTS, Training
@@ -191,8 +191,10 @@ def restore(training: Training, folder: Path, manifest: Manifest | None, wish: W
 def wanted_records(training: Training, models: Sequence[Any], source: Source, parts: Collection[str]) -> list[Record]:
     """Return the records to restore from `source`."""
     records = training.records(models, training.weights(models) if "models" in parts else [], parts=parts)
-    if source.manifest is None:  # 1.15 keeps positions for stateful loaders only, in its own way
+    if source.manifest is None:  # 1.15 keeps positions of stateful loaders only, in files of their own
+        theirs = [StatefulLoaderRecord(index, loader) for index, loader in enumerate(training.loaders)]
         records = [record for record in records if record.name != LOADERS]
+        records[-1:-1] = [record for record in theirs if record.part in parts and source.has(record.name)]
     if "step" in parts and names_of("gradients", source.folder):
         records.insert(-1, training.gradients(training.models))
     return records

@@ -1,9 +1,9 @@
 """Where training stands: random states, the accumulation window, and how far each data loader has come.
 
 A checkpoint may be loaded by more or fewer ranks than wrote it. Then a rank takes up the random states of the rank
-with its number, and one that is new draws its own from those of rank 0 and its number. Loaders are positioned by
-samples: rounded down to whole steps, so that none is left out and up to one step's worth is seen again. An
-accumulation window that was under way begins anew, as the gradients of each rank belong to that rank.
+with its number, and one that is new draws its own from those of rank 0 and its number. Loaders go on at the same
+sample, whatever the size of a step now is. An accumulation window that was under way begins anew, as the gradients of
+each rank belong to that rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from accelerate.base.messages import warn_once
-from accelerate.checkpointing.layout import LOADERS, gradients_name, rng_name
+from accelerate.checkpointing.layout import LOADERS, gradients_name, numbered, rng_name
 from accelerate.checkpointing.manifest import FORMAT
 from accelerate.checkpointing.records import Record, unreadable
 from accelerate.checkpointing.source import Source
@@ -203,21 +203,58 @@ class LoadersRecord(Record):
 
     def state(self) -> Any:
         return [
-            {"state": position_of(loader, self.gradient_state), "samples_per_batch": samples_per_batch(loader)}
+            {"position": position_of(loader, self.gradient_state), "sampler_seed": _sampler_seed(loader)}
             for loader in self.loaders
         ]
 
     def check(self, source: Source) -> list[str]:
         if problems := unreadable(source, self.name):
             return problems
-        count = len(source.object(self.name))
-        if count != len(self.loaders):
-            return [f"{self.name} has the positions of {count} data loaders, {len(self.loaders)} are prepared"]
-        return []
+        saved = source.object(self.name)
+        if len(saved) != len(self.loaders):
+            return [f"{self.name} has the positions of {len(saved)} data loaders, {len(self.loaders)} are prepared"]
+        return [
+            f"{self.name} has loader {index} at batch {each['position']['batches']}, which can't be found with batches "
+            "of any size"
+            for index, (each, loader) in enumerate(zip(saved, self.loaders, strict=True))
+            if not _is_comparable(each["position"], loader)
+        ]
 
     def restore(self, source: Source) -> None:
         for loader, saved in zip(self.loaders, source.object(self.name), strict=False):
-            loader.load_state_dict(rescaled(saved["state"], saved["samples_per_batch"], samples_per_batch(loader)))
+            if saved["sampler_seed"] is not None and _sampler_seed(loader) is not None:
+                loader.get_sampler().initial_seed = saved["sampler_seed"]
+            loader.load_state_dict(saved["position"])
+
+
+class StatefulLoaderRecord(Record):
+    """The state of torchdata's stateful loader, as 1.15 saves it.
+
+    Args:
+        index: its place among the prepared loaders.
+        loader: the prepared loader.
+    """
+
+    part = "data_loaders"
+
+    def __init__(self, index: int, loader: Any) -> None:
+        super().__init__(numbered("dl_state_dict", index, ".bin"))
+        self.loader = loader
+
+    def state(self) -> Any:
+        return self.loader.base_dataloader.state_dict()
+
+    def check(self, source: Source) -> list[str]:
+        return unreadable(source, self.name)
+
+    def restore(self, source: Source) -> None:
+        self.loader.load_state_dict(source.object(self.name))
+
+
+def _is_comparable(state: Mapping[str, Any], loader: Any) -> bool:
+    """Return whether a position can be found by `loader`, whose steps may be of another size."""
+    before, now = state["samples_per_batch"], loader.total_batch_size
+    return before == now or not state["batches"] or (before is not None and now is not None)
 
 
 def position_of(loader: Any, gradient_state: GradientState) -> dict[str, Any]:
@@ -225,31 +262,19 @@ def position_of(loader: Any, gradient_state: GradientState) -> dict[str, Any]:
 
     Its next pass begins from the start without a checkpoint too, and draws a new order.
     """
-    state = loader.state_dict()
-    resumes = state["batches"] != loader.progress.batches  # a loaded position that no pass has taken up yet
-    if resumes or not state["batches"] or _is_running(loader, gradient_state):
+    state, progress = loader.state_dict(), loader.progress
+    resumes = (state["batches"], state["shift"]) != (progress.batches, progress.shift)  # loaded, and not taken up yet
+    if resumes or not progress.began or _is_running(loader, gradient_state):
         return state
-    return {**state, "batches": 0, "seeds": None}
+    seeds = {**state["seeds"], "order": None, "workers": None}
+    return {**state, "batches": 0, "shift": 0, "seeds": seeds, "stream": None}
+
+
+def _sampler_seed(loader: Any) -> int | None:
+    """Return what the order of a seedable sampler follows from, besides the epoch; None for other samplers."""
+    return getattr(loader.get_sampler(), "initial_seed", None)
 
 
 def _is_running(loader: Any, gradient_state: GradientState) -> bool:
     running = (getattr(each, "progress", None) for each in gradient_state.dataloader_references)
     return any(progress is loader.progress for progress in running)
-
-
-def samples_per_batch(loader: Any) -> int | None:
-    """Return how many samples all ranks together see in one step; None when that varies."""
-    return getattr(loader, "total_batch_size", None) or None
-
-
-def rescaled(state: dict[str, Any], before: int | None, now: int | None) -> dict[str, Any]:
-    """Return the state of a loader for steps of another size, at the last whole step that was seen completely."""
-    if not before or not now or before == now:
-        return state
-    samples = state["batches"] * before
-    if samples % now:
-        warn_once(
-            f"A data loader stood at sample {samples}, which is no whole number of steps of {now} samples; it goes on "
-            f"from sample {samples - samples % now}, so that {samples % now} samples are seen again."
-        )
-    return {**state, "batches": samples // now}

@@ -21,6 +21,7 @@ import torch
 from accelerate.base.messages import message
 from accelerate.comm.collectives import Collectives
 from accelerate.state.gradient import GradientState, Iteration
+from accelerate.strategies.unwrap import peel
 
 
 @dataclass(eq=False)
@@ -80,7 +81,8 @@ class Accumulation:
         key = tuple(map(id, models))
         window = self.windows.get(key)
         if window is None:
-            window = self.windows.pop(_RESTORED, None) or Window()
+            window = self.windows.pop((_AT_PLACES, *self._places_of(models)), None)
+            window = window or self.windows.pop(_RESTORED, None) or Window()
             window.models = models
             self.windows[key] = window
         return window
@@ -111,11 +113,10 @@ class Accumulation:
         return None if steps == 1 else 1 / steps
 
     def state(self) -> list[dict[str, Any]]:
-        """Return where each window stands, as plain data; its models by their place among all models."""
-        places = {id(model): place for place, model in enumerate(self.all_models)}
+        """Return where each window stands, as plain data; its models by their places among all models."""
         return [
             {
-                "models": [-1] if key == _RESTORED else [places.get(id(model), -1) for model in window.models],
+                "models": list(self._places(key, window)),
                 "current": window is self.current,
                 "items": None if window.items is None else window.items.tolist(),
                 **{name: getattr(window, name) for name in _KEPT},
@@ -131,16 +132,30 @@ class Accumulation:
             if saved["items"] is not None:
                 window.items = torch.as_tensor(saved["items"], device=self.collectives.device)
             known = all(0 <= place < len(self.all_models) for place in saved["models"])
-            window.models = tuple(self.all_models[place] for place in saved["models"]) if known else ()
-            self.windows[tuple(map(id, window.models)) if known else _RESTORED] = window
+            self.windows[(_AT_PLACES, *saved["models"]) if known else _RESTORED] = window
             if saved["current"]:
                 self.current = window
 
     def open_models(self) -> list[torch.nn.Module]:
         """Return the models that hold gradients of an update that is not complete."""
-        open_windows = [window for window in self.windows.values() if window.length and not window.due]
-        chosen = {id(model) for window in open_windows for model in window.models or self.all_models}
-        return [model for model in self.all_models if id(model) in chosen]
+        everything = range(len(self.all_models))
+        chosen = {
+            place
+            for key, window in self.windows.items()
+            if window.length and not window.due
+            for place in self._places(key, window) or everything
+        }
+        return [model for place, model in enumerate(self.all_models) if place in chosen or -1 in chosen]
+
+    def _places(self, key: tuple[int, ...], window: Window) -> tuple[int, ...]:
+        """Return which of all models a window is about; -1: one that is not known."""
+        if key == _RESTORED or key[:1] == (_AT_PLACES,):
+            return (-1,) if key == _RESTORED else key[1:]
+        return self._places_of(window.models)
+
+    def _places_of(self, models: tuple[torch.nn.Module, ...]) -> tuple[int, ...]:
+        places = {id(peel(model, parallel=True)[0]): place for place, model in enumerate(self.all_models)}
+        return tuple(places.get(id(peel(model, parallel=True)[0]), -1) for model in models)
 
     def restart(self, ratio: float) -> None:
         """Begin at the start of a window, where another number of processes takes over.
@@ -208,6 +223,8 @@ class Accumulation:
 
 #: The key of a window whose position was restored before its models were seen.
 _RESTORED = (-1,)
+#: What the key of a restored window begins with until its models are seen; their places follow.
+_AT_PLACES = -2
 
 #: What of a window goes into a checkpoint as it is.
 _KEPT = ("step", "length", "due", "calls", "calls_before")
