@@ -140,6 +140,12 @@ def load_object(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
         return torch.load(f, map_location=map_location, **kwargs)
 
 
+def unsafe_globals(file: str | Path) -> list[str]:
+    """Return the classes and functions in a file of `torch.save` that `load_object` refuses to call."""
+    with torch.serialization.safe_globals(list(NUMPY_GLOBALS)):
+        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+
+
 def _numpy_globals() -> Iterator[Any]:
     """Yield what a pickled numpy array or scalar is made of: plain data, safe to rebuild."""
     core: Any = getattr(np, "_core", None) or np.core

@@ -14,9 +14,15 @@ from typing import Any, ClassVar
 
 import torch
 
+from accelerate.base.messages import warn_once
 from accelerate.checkpointing.durable import Sink
 from accelerate.checkpointing.layout import custom_name, model_names, optimizer_name, scheduler_name
-from accelerate.checkpointing.objects import groups_of_names, without_shared_tensors, write_object
+from accelerate.checkpointing.objects import (
+    groups_of_names,
+    unsafe_globals,
+    without_shared_tensors,
+    write_object,
+)
 from accelerate.checkpointing.source import Source
 from accelerate.checkpointing.tensors import read_specs, write_tensors
 
@@ -73,6 +79,14 @@ class ObjectRecord(Record):
 
     def state(self) -> Any:
         return self.owner.state_dict()
+
+    def write(self, sink: Sink, state: Any) -> None:
+        super().write(sink, state)
+        if refused := unsafe_globals(sink.path):
+            warn_once(
+                f"{self.name} holds {', '.join(refused)}, which loading executes only if it is told to: call "
+                "torch.serialization.add_safe_globals([...]) with what is yours before load_state."
+            )
 
     def check(self, source: Source) -> list[str]:
         return unreadable(source, self.name)
