@@ -17,10 +17,13 @@ __getattr__, __dir__, __all__ = lazy_exports(
     {
         "accelerate.accelerator": ["Accelerator"],
         "accelerate.base.packages": ["is_rich_available"],
+        "accelerate.big_modeling": ["init_empty_weights", "init_on_device"],
+        "accelerate.big_modeling.device_map": ["infer_auto_device_map"],
         "accelerate.config.autocast": ["AutocastKwargs"],
         "accelerate.config.data_loader": ["DataLoaderConfiguration"],
         "accelerate.config.ddp": ["DistributedDataParallelKwargs"],
         "accelerate.config.enums": ["DDPCommunicationHookType", "DistributedType"],
+        "accelerate.config.fsdp": ["FullyShardedDataParallelPlugin"],
         "accelerate.config.process_group": ["InitProcessGroupKwargs"],
         "accelerate.config.profile": ["ProfileKwargs"],
         "accelerate.config.scaler": ["GradScalerKwargs"],
@@ -31,6 +34,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     },
     submodules=[
         "accelerator",
+        "big_modeling",
         "checkpointing",
         "commands",
         "data_loader",

@@ -1,0 +1,133 @@
+"""A model as the planner sees it: a tree of the parts that can be placed, with their sizes, built in one walk.
+
+Nodes are numbered in the order of definition, so that what lies inside a module is a range of numbers, and a question
+about it costs no comparison of names. What can't be split is one node, whatever is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from accelerate.big_modeling.sizes import sizing
+
+
+class Node:
+    """A module, or a parameter or buffer.
+
+    Args:
+        name: its full name.
+        kind: the name of its class; empty for a tensor.
+        parent: the module that it is in.
+        start: its number.
+    """
+
+    __slots__ = ("buffers", "children", "end", "kind", "name", "parent", "queued", "size", "start", "whole")
+
+    def __init__(self, name: str, kind: str, parent: Node | None, start: int) -> None:
+        self.name = name
+        self.kind = kind
+        self.parent = parent
+        #: It and what is inside have the numbers from `start` up to `end`, which is excluded.
+        self.start = start
+        self.end = start + 1
+        self.size: int | float = 0
+        #: The bytes of buffers among them.
+        self.buffers: int | float = 0
+        self.children: list[Node] = []
+        #: Whether it can't be split: it is a tensor, has no modules in it, or is of a class that is not to be split.
+        self.whole = True
+        #: Whether it waits to be placed.
+        self.queued = False
+
+    def holds(self, other: Node) -> bool:
+        """Whether `other` is this node or inside it."""
+        return self.start <= other.start < self.end
+
+
+class Tree:
+    """The parts of a model.
+
+    Args:
+        model: the model, on any device.
+        whole: names of classes that are not to be split.
+        dtype: see `compute_module_sizes`.
+        special_dtypes: see `compute_module_sizes`.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, whole: frozenset[str], dtype: Any, special_dtypes: Mapping[str, Any] | None
+    ) -> None:
+        self.nodes: list[Node] = []
+        self._whole = whole
+        self._size_of: Callable[[str, torch.Tensor], int | float] = sizing(dtype, special_dtypes)
+        #: The first place of each tensor, and all places of those that are in several.
+        self._first: dict[int, Node] = {}
+        self._tied: dict[int, list[Node]] = {}
+        self.root = self._visit(model, "", None, splits=True)
+
+    @property
+    def tied(self) -> list[list[Node]]:
+        """The places of each tensor that is in several."""
+        return list(self._tied.values())
+
+    def _visit(self, module: torch.nn.Module, name: str, parent: Node | None, splits: bool = False) -> Node:
+        node = self._add(name, type(module).__name__, parent)
+        children = {key: child for key, child in module._modules.items() if child is not None}
+        if (node.kind in self._whole or not children) and not splits:
+            self._take_all(module, name, node)
+            return node
+        node.whole = False
+        prefix = f"{name}." if name else ""
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                node.size += self._add_tensor(prefix + key, parameter, node)
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                node.buffers += (size := self._add_tensor(prefix + key, buffer, node))
+                node.size += size
+        for key, child in children.items():
+            part = self._visit(child, prefix + key, node)
+            node.children.append(part)
+            node.size += part.size
+            node.buffers += part.buffers
+        node.end = len(self.nodes)
+        return node
+
+    def _add(self, name: str, kind: str, parent: Node | None) -> Node:
+        node = Node(name, kind, parent, len(self.nodes))
+        self.nodes.append(node)
+        return node
+
+    def _add_tensor(self, name: str, tensor: torch.Tensor, owner: Node) -> int | float:
+        """Add a tensor that can be placed by itself, and return its size."""
+        node = self._add(name, "", owner)
+        owner.children.append(node)
+        node.size = self._count(name, tensor, node)
+        return node.size
+
+    def _take_all(self, module: torch.nn.Module, name: str, node: Node) -> None:
+        """Count everything in a module that can't be split as one node."""
+        prefix = f"{name}." if name else ""
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                node.size += self._count(prefix + key, parameter, node)
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                node.buffers += (size := self._count(prefix + key, buffer, node))
+                node.size += size
+        for key, child in module._modules.items():
+            if child is not None:
+                self._take_all(child, prefix + key, node)
+
+    def _count(self, name: str, tensor: torch.Tensor, place: Node) -> int | float:
+        """Return the size of a tensor, or nothing if it was counted in another place."""
+        first = self._first.get(id(tensor))
+        if first is None:
+            self._first[id(tensor)] = place
+            return self._size_of(name, tensor)
+        if first is not place:
+            self._tied.setdefault(id(tensor), [first]).append(place)
+        return 0
