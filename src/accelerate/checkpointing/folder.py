@@ -12,8 +12,6 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 from accelerate.base.messages import message
 from accelerate.checkpointing.durable import flush_folder, remove_folder, rename
 from accelerate.checkpointing.layout import is_checkpoint_file
@@ -85,6 +83,8 @@ def unfinished(folder: Path) -> Path:
 
 def _leftover(folder: Path, what: str) -> Path:
     """Return a hidden name beside `folder` that tells which process it belongs to."""
+    import psutil
+
     began = int(psutil.Process().create_time())
     return folder.with_name(f".{folder.name}.{what}-{socket.gethostname()}-{os.getpid()}-{began}")
 
@@ -160,6 +160,8 @@ def _is_abandoned(leftover: re.Match[str], folder: Path) -> bool:
         return leftover["name"] == folder.name
     if pid == os.getpid():
         return False
+    import psutil
+
     try:
         return int(psutil.Process(pid).create_time()) != began
     except psutil.Error:

@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from accelerate.checkpointing.layout import names_of, rng_name
@@ -98,6 +97,8 @@ def is_local(folder: Path) -> bool:
 
 @cache
 def _mounts() -> list[tuple[str, str]]:
+    import psutil
+
     return [(partition.mountpoint, partition.fstype.lower()) for partition in psutil.disk_partitions(all=True)]
 
 
