@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -35,3 +36,21 @@ def lazy_exports(
         return sorted({*vars(sys.modules[package]), *homes, *known})
 
     return __getattr__, __dir__, sorted(homes)
+
+
+def lazy_module(name: str) -> Any:
+    """Return the module called `name`, whose code runs when something of it is first used.
+
+    Raises:
+        ModuleNotFoundError: there is no such module.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

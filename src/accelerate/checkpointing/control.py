@@ -6,28 +6,35 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from accelerate._lazy import lazy_module
 from accelerate.base.messages import message, warn_once
-from accelerate.checkpointing.agreement import decided, together
-from accelerate.checkpointing.background import Background
-from accelerate.checkpointing.folder import checkpoints_folder, number_of, numbered_below, numbered_folder
-from accelerate.checkpointing.load import Wish, check_parts, load_folder, load_newest
-from accelerate.checkpointing.models import check_saveable, write_model
-from accelerate.checkpointing.objects import check_stateful, save_object
-from accelerate.checkpointing.position import position_of
-from accelerate.checkpointing.public import check_map_location
-from accelerate.checkpointing.save import Job, Staging, assigned, begin
-from accelerate.checkpointing.training import Training
 from accelerate.logging import get_logger
 from accelerate.state.control import ProcessControl
 
 if TYPE_CHECKING:
+    from accelerate.checkpointing.background import Background
+    from accelerate.checkpointing.load import Wish
+    from accelerate.checkpointing.save import Job, Staging
+    from accelerate.checkpointing.training import Training
     from accelerate.config.project import ProjectConfiguration
+
+# What saving and loading need is imported when something is saved or loaded, so that starting does not wait for it.
+agreement = lazy_module("accelerate.checkpointing.agreement")
+background = lazy_module("accelerate.checkpointing.background")
+folders = lazy_module("accelerate.checkpointing.folder")
+loading = lazy_module("accelerate.checkpointing.load")
+model_files = lazy_module("accelerate.checkpointing.models")
+object_files = lazy_module("accelerate.checkpointing.objects")
+positions = lazy_module("accelerate.checkpointing.position")
+public = lazy_module("accelerate.checkpointing.public")
+saving = lazy_module("accelerate.checkpointing.save")
 
 logger = get_logger(__name__)
 
@@ -66,7 +73,11 @@ class CheckpointControl(ProcessControl):
         """Take up what belongs to saving; called once, by the constructor."""
         self._load_model_state_pre_hook: OrderedDict[int, Any] = OrderedDict()
         self._save_model_state_pre_hook: OrderedDict[int, Any] = OrderedDict()
-        self._background = Background()
+
+    @cached_property
+    def _background(self) -> Background:
+        """The save that may be under way beside training."""
+        return background.Background()
 
     def register_save_state_pre_hook(self, hook: SaveHook) -> RemovableHandle:
         """Call `hook(models, weights, output_dir)` before `save_state` writes.
@@ -96,7 +107,7 @@ class CheckpointControl(ProcessControl):
         Raises:
             ValueError: objects without these methods, all of which are named.
         """
-        check_stateful(objects)
+        object_files.check_stateful(objects)
         self._custom_objects.extend(objects)
 
     def save(self, obj: Any, f: str | Path, safe_serialization: bool = False) -> None:
@@ -107,7 +118,7 @@ class CheckpointControl(ProcessControl):
         """
         each_node = self.project_configuration.save_on_each_node
         if self.is_local_main_process if each_node else self.is_main_process:
-            save_object(obj, f, safe_serialization=safe_serialization)
+            object_files.save_object(obj, f, safe_serialization=safe_serialization)
 
     def save_model(
         self,
@@ -131,7 +142,7 @@ class CheckpointControl(ProcessControl):
         if folder.is_file():
             logger.error(f"save_model({str(folder)!r}): this is a file; the weights of a model go into a folder.")
             return
-        check_saveable(model)
+        model_files.check_saveable(model)
         training = self._training()
         state = training.strategy.state_dict(model)
         each_node = self.project_configuration.save_on_each_node
@@ -139,9 +150,9 @@ class CheckpointControl(ProcessControl):
 
         def write() -> None:
             if writes:
-                write_model(state, folder, max_shard_size=max_shard_size, safe=safe_serialization)
+                model_files.write_model(state, folder, max_shard_size=max_shard_size, safe=safe_serialization)
 
-        together(training.runtime.collectives, write, f"saving a model to {folder}")
+        agreement.together(training.runtime.collectives, write, f"saving a model to {folder}")
 
     def save_state(
         self,
@@ -178,7 +189,7 @@ class CheckpointControl(ProcessControl):
             warn_once(f"save_state({name}=...) has no effect: the models of this run are saved whole.")
         collectives = training.runtime.collectives
         choose = self._folder_chooser(output_dir)
-        staging = begin(collectives, training.runtime.topology, choose, project.save_on_each_node)
+        staging = saving.begin(collectives, training.runtime.topology, choose, project.save_on_each_node)
         try:
             job = self._job(training, staging, safe_serialization)
             beside = None if self._is_blocking(blocking) else self._background.collectives(collectives)
@@ -204,7 +215,7 @@ class CheckpointControl(ProcessControl):
         if project.automatic_checkpoint_naming:
             if output_dir is not None:
                 warn_once(f"save_state({str(output_dir)!r}): with automatic naming the folder has no effect.")
-            return lambda: numbered_folder(project.project_dir, project.iteration)
+            return lambda: folders.numbered_folder(project.project_dir, project.iteration)
         if output_dir is None:
             raise TypeError(_no_name("save_state()", "save_state(folder)"))
         folder = Path(os.path.expanduser(output_dir))
@@ -223,10 +234,10 @@ class CheckpointControl(ProcessControl):
             open_models = training.windows.open_models()
             if open_models:
                 records.append(training.gradients(open_models))
-            mine = assigned(records, staging, training.strategy.replicates)
+            mine = saving.assigned(records, staging, training.strategy.replicates)
             states = {id(record): record.state() for record in records if record.collective or record in mine}
             automatic = project.automatic_checkpoint_naming
-            return Job(
+            return saving.Job(
                 collectives=collectives,
                 staging=staging,
                 states=[(record, states[id(record)]) for record in mine],
@@ -234,7 +245,7 @@ class CheckpointControl(ProcessControl):
                 limit=project.total_limit if automatic else None,
             )
 
-        return together(collectives, take, "taking the states to save")
+        return agreement.together(collectives, take, "taking the states to save")
 
     def wait_for_checkpoint(self) -> None:
         """Return when the save that `save_state(blocking=False)` has begun is on disk.
@@ -275,7 +286,7 @@ class CheckpointControl(ProcessControl):
             CheckpointError: the checkpoint is damaged, or doesn't fit.
         """
         map_location = load_model_func_kwargs.pop("map_location", None)
-        check_map_location(map_location)
+        public.check_map_location(map_location)
         wish = self._wish(strict, parts, load_kwargs, load_model_func_kwargs)
         latest = input_dir is None or (str(input_dir) == "latest" and not Path(input_dir).is_dir())
         if latest and not self.project_configuration.automatic_checkpoint_naming:
@@ -284,9 +295,9 @@ class CheckpointControl(ProcessControl):
         if not latest:
             assert input_dir is not None
             folder = Path(os.path.realpath(os.path.expanduser(input_dir)))
-            load_folder(self._training(), folder, wish)
+            loading.load_folder(self._training(), folder, wish)
             self._count_on_from(folder)
-        elif self._load_newest(checkpoints_folder(self.project_configuration.project_dir), wish) is None:
+        elif self._load_newest(folders.checkpoints_folder(self.project_configuration.project_dir), wish) is None:
             raise ValueError(_nothing_saved(self.project_configuration.project_dir))
 
     def resume(
@@ -317,14 +328,14 @@ class CheckpointControl(ProcessControl):
         self._background.wait()
         wish = self._wish(strict, parts, load_kwargs, load_model_func_kwargs)
         folder = self._load_newest(
-            checkpoints_folder(self.project_configuration.project_dir) if root is None else Path(root), wish
+            folders.checkpoints_folder(self.project_configuration.project_dir) if root is None else Path(root), wish
         )
         if folder is None:
             return Resumed()
         training = self._training()
         if not training.loaders:
             return Resumed(folder)
-        place = position_of(training.loaders[0], training.runtime.gradient_state)
+        place = positions.position_of(training.loaders[0], training.runtime.gradient_state)
         return Resumed(folder, place["epoch"], place["batches"])
 
     def _wish(
@@ -335,10 +346,10 @@ class CheckpointControl(ProcessControl):
         model_kwargs: dict[str, Any],
     ) -> Wish:
         hooks = tuple(self._load_model_state_pre_hook.values())
-        return Wish(check_parts(parts), strict, load_kwargs or {}, model_kwargs, hooks)
+        return loading.Wish(loading.check_parts(parts), strict, load_kwargs or {}, model_kwargs, hooks)
 
     def _load_newest(self, root: Path, wish: Wish) -> Path | None:
-        folder = load_newest(self._training(), root, wish)
+        folder = loading.load_newest(self._training(), root, wish)
         if folder is not None:
             self._count_on_from(folder)
         return folder
@@ -348,10 +359,13 @@ class CheckpointControl(ProcessControl):
         project = self.project_configuration
         if not project.automatic_checkpoint_naming or project.project_dir is None:
             return
-        root = Path(os.path.realpath(checkpoints_folder(project.project_dir)))
+        root = Path(os.path.realpath(folders.checkpoints_folder(project.project_dir)))
         if Path(os.path.realpath(folder)).parent == root:
             collectives = self._training().runtime.collectives
-            newest = decided(collectives, lambda: max(number_of(path) or 0 for path in numbered_below(root)))
+            numbered = folders.numbered_below
+            newest = agreement.decided(
+                collectives, lambda: max(folders.number_of(path) or 0 for path in numbered(root))
+            )
             project.iteration = newest + 1
 
 
