@@ -44,13 +44,9 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write the manifest into `folder`, down to the disk."""
-        body = _encoded(asdict(self))
-        checksum = Checksum()
-        checksum.update(body)
-        text = json.dumps({"manifest": json.loads(body), "checksum": checksum.text()}, indent=1, sort_keys=True)
         sink = Sink(folder / MANIFEST)
         try:
-            sink.write(f"{text}\n".encode())
+            sink.write(_text(json.loads(json.dumps(asdict(self)))))
             sink.finish()
         finally:
             sink.close()
@@ -85,11 +81,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not path.exists():
         return None
     try:
-        outer = json.loads(path.read_bytes())
-        body = outer["manifest"]
-        checksum = Checksum()
-        checksum.update(_encoded(body))
-        intact = set(outer) == {"manifest", "checksum"} and checksum.text() == outer["checksum"]
+        text = path.read_bytes()
+        body = json.loads(text)["manifest"]
+        intact = _text(body) == text
         known = int(body["format"]) <= FORMAT
     except (ValueError, KeyError, TypeError):  # ValueError: not JSON, or not UTF-8
         intact, known, body = False, True, {}
@@ -131,6 +125,8 @@ def problems_of_files(folder: Path, files: Mapping[str, FileFact], names: Iterab
     return problems
 
 
-def _encoded(body: Any) -> bytes:
-    """Return plain data as the bytes that the checksum of a manifest is taken over."""
-    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+def _text(body: Any) -> bytes:
+    """Return the one spelling of a manifest, with the checksum of what it says."""
+    checksum = Checksum()
+    checksum.update(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+    return f"{json.dumps({'manifest': body, 'checksum': checksum.text()}, indent=1, sort_keys=True)}\n".encode()

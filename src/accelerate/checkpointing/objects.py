@@ -101,8 +101,13 @@ def write_object(sink: Sink, obj: Any) -> None:
 
     The checksums inside of its format are left out: the sink takes a faster one of the whole file.
     """
-    with _without_crc32():
-        torch.save(plain(obj), cast(IO[bytes], sink))  # all that it asks of a file is `write` and `flush`
+    try:
+        with _without_crc32():
+            torch.save(plain(obj), cast(IO[bytes], sink))  # all that it asks of a file is `write` and `flush`
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # torch wonders why the file is too short
+            raise error.__context__ from None
+        raise
 
 
 @contextmanager
