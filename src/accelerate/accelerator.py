@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accelerate.checkpointing.control import CheckpointControl
-from accelerate.checkpointing.training import Training
 from accelerate.comm import operations
 from accelerate.config.arguments import (
     UNSET,
     choose_accumulation,
     choose_dynamo,
+    choose_fsdp,
     modern_autocast,
     modern_spellings,
     refuse_missing_capabilities,
@@ -50,12 +49,15 @@ from accelerate.scheduler import AcceleratedScheduler, check_unit, describe_unit
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.state.accelerator_state import undone_on_error
 from accelerate.strategies.accumulation import Accumulate, Accumulation
-from accelerate.strategies.base import Setup, is_spread
+from accelerate.strategies.base import Setup
 from accelerate.strategies.bundle import Bundle, linked_optimizers, mark_prepared
+from accelerate.strategies.control import ModelControl
 from accelerate.strategies.ddp import sync_in_backward
-from accelerate.strategies.join import joined
+from accelerate.strategies.fsdp2.public import fsdp2_prepare_model
 from accelerate.strategies.select import select_strategy
-from accelerate.strategies.unwrap import extract_model_from_parallel
+
+if TYPE_CHECKING:
+    from accelerate.checkpointing.training import Training
 
 logger = get_logger(__name__)
 
@@ -65,7 +67,7 @@ def fact(path: str, doc: str) -> Any:
     return property(attrgetter(path), doc=doc)
 
 
-class Accelerator(CheckpointControl):
+class Accelerator(ModelControl):
     """Runs a person's own PyTorch loop on whatever the process was started on.
 
     Args:
@@ -80,6 +82,7 @@ class Accelerator(CheckpointControl):
         gradient_accumulation_plugin: the number of steps and how windows end; excludes `gradient_accumulation_steps`.
         step_scheduler_with_optimizer: prepared schedulers move only when their optimizer does.
         kwargs_handlers: one object of each handler class, see `accelerate.utils`.
+        fsdp_plugin: shard parameters, gradients and optimizer states; ACCELERATE_USE_FSDP makes one of FSDP_*.
         dynamo_backend, dynamo_plugin: compile prepared models with `torch.compile`.
         scheduler_unit: "process" moves a prepared scheduler by one step per process and call (the rule of 1.15, for
             schedules counted in batches of one process); "update" by one step per call.
@@ -125,7 +128,6 @@ class Accelerator(CheckpointControl):
     ) -> None:
         refuse_missing_capabilities(
             deepspeed_plugin=deepspeed_plugin,
-            fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
             deepspeed_plugins=deepspeed_plugins,
@@ -152,6 +154,7 @@ class Accelerator(CheckpointControl):
                 mixed_precision=modern["mixed_precision"],
                 cpu=cpu,
                 dynamo_plugin=dynamo,
+                fsdp_plugin=choose_fsdp(fsdp_plugin),
                 _from_accelerator=True,
                 **(self.init_handler.to_kwargs() if self.init_handler is not None else {}),
             )
@@ -176,7 +179,8 @@ class Accelerator(CheckpointControl):
             autocast_handler=self.autocast_handler,
             keep_output_dtype=keep_output_dtype,
         )
-        self._strategy = select_strategy(Setup(self.runtime, self._precision, dynamo, self.ddp_handler))
+        plugin = getattr(self.state, "fsdp_plugin", None)
+        self._strategy = select_strategy(Setup(self.runtime, self._precision, dynamo, self.ddp_handler, plugin))
         self.state.set_distributed_type(self._strategy.label())
         self.native_amp = self._precision.spec.compute is not None
         self._models: list[torch.nn.Module] = []
@@ -184,7 +188,7 @@ class Accelerator(CheckpointControl):
         self._schedulers: list[AcceleratedScheduler] = []
         self._dataloaders: list[Any] = []
         self._accumulation = Accumulation(
-            self.gradient_state, self.runtime.collectives, self._strategy.no_sync, self._models
+            self.gradient_state, self.runtime.collectives, self._strategy.no_sync_in_window, self._models
         )
 
     # --- facts --------------------------------------------------------------------------------------------------------
@@ -252,6 +256,12 @@ class Accelerator(CheckpointControl):
         self._strategy.check(bundle)
         self._strategy.prepare(bundle, self)
         return bundle.results()
+
+    def _prepare_fsdp2(self, *args: Any) -> tuple[Any, ...]:
+        """Prepare models with their optimizers, by the `fsdp2_prepare_model` of this module, which may be replaced."""
+        bundle = Bundle.of(args)
+        self._strategy.prepare_together(bundle, self, lambda model: fsdp2_prepare_model(self, model))
+        return tuple(slot.value for slot in bundle.slots)
 
     def prepare_model(
         self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -391,7 +401,7 @@ class Accelerator(CheckpointControl):
         return Accumulate(self._accumulation, models, num_items)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which backward passes of `model` don't communicate gradients."""
+        """Return a context whose backward passes don't communicate gradients (FSDP2: `set_requires_gradient_sync`)."""
         return self._strategy.no_sync(model)
 
     @staticmethod
@@ -460,18 +470,6 @@ class Accelerator(CheckpointControl):
         """Whether a prepared optimizer left out its last update because of overflowing fp16 gradients."""
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
 
-    def join_uneven_inputs(
-        self, joinables: list[Any], even_batches: bool | None = None
-    ) -> AbstractContextManager[None]:
-        """Train although ranks have different numbers of batches: those that end first answer the others' collectives.
-
-        Args:
-            joinables: prepared models (and `torch.distributed.algorithms.Joinable` optimizers).
-            even_batches: overrides this setting of the prepared map-style loaders inside the context.
-        """
-        even = self.even_batches if even_batches is None else even_batches
-        return joined(self._strategy, joinables, self._dataloaders, even)
-
     def autocast(
         self, autocast_handler: AutocastKwargs | None = None, **old_spellings: Any
     ) -> AbstractContextManager[Any]:
@@ -531,18 +529,10 @@ class Accelerator(CheckpointControl):
 
     # --- models and files ---------------------------------------------------------------------------------------------
 
-    def unwrap_model(
-        self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
-    ) -> torch.nn.Module:
-        """Return the model without what `prepare` put around it."""
-        return extract_model_from_parallel(model, keep_fp32_wrapper, keep_torch_compile)
-
-    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the full state dict of a prepared model."""
-        return self._strategy.state_dict(model, unwrap=unwrap)
-
     def _training(self) -> Training:
         """Return what there is to save and to restore."""
+        from accelerate.checkpointing.training import Training  # only who saves pays for it
+
         return Training(
             runtime=self.runtime,
             strategy=self._strategy,
@@ -555,10 +545,6 @@ class Accelerator(CheckpointControl):
             windows=self._accumulation,
             mixed_precision=self.mixed_precision,
         )
-
-    def verify_device_map(self, model: torch.nn.Module) -> bool:
-        """Return whether `model` is spread over several devices."""
-        return is_spread(model)
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Forget everything prepared and empty the device's cache.

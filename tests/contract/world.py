@@ -15,6 +15,7 @@ from typing import Any
 
 from accelerate.base.ports import get_free_port
 
+PLUGIN_VARIABLES = ("ACCELERATE_USE_FSDP", "FSDP_")
 LIMIT = 120.0  #: seconds that one call may take, including the start of the processes
 
 
@@ -101,8 +102,10 @@ def _serve(rank: int, size: int, port: int, pipe: Any) -> None:
 
 
 def reset_states() -> None:
-    """Put this process back to before its first `Accelerator`."""
+    """Put this process back to before its first `Accelerator`, and take back the variables that plugins have set."""
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+    for name in [name for name in os.environ if name.startswith(PLUGIN_VARIABLES)]:
+        del os.environ[name]

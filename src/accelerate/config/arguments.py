@@ -11,11 +11,13 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from accelerate.base.environ import parse_flag_from_env, write
 from accelerate.base.messages import did_you_mean, message
 from accelerate.config.autocast import AutocastKwargs
 from accelerate.config.data_loader import DataLoaderConfiguration
 from accelerate.config.ddp import DistributedDataParallelKwargs
 from accelerate.config.dynamo import TorchDynamoPlugin
+from accelerate.config.fsdp import FullyShardedDataParallelPlugin
 from accelerate.config.gradient_accumulation import GradientAccumulationPlugin
 from accelerate.config.option import option_of
 from accelerate.config.process_group import InitProcessGroupKwargs
@@ -48,7 +50,6 @@ OLD_SPELLINGS: dict[str, str] = {
 MISSING_CAPABILITIES: dict[str, str] = {
     "deepspeed_plugin": "DeepSpeed",
     "deepspeed_plugins": "DeepSpeed",
-    "fsdp_plugin": "fully sharded data parallel training",
     "torch_tp_plugin": "tensor parallel training",
     "megatron_lm_plugin": "Megatron-LM",
     "parallelism_config": "N-dimensional parallel training",
@@ -164,6 +165,29 @@ def choose_dynamo(backend: Any, plugin: TorchDynamoPlugin | None) -> TorchDynamo
             )
         )
     return plugin if plugin is not None else TorchDynamoPlugin(backend=backend)
+
+
+def choose_fsdp(plugin: FullyShardedDataParallelPlugin | None) -> FullyShardedDataParallelPlugin | None:
+    """Return how to shard: the plugin, or one of the environment when ACCELERATE_USE_FSDP asks for it, or None.
+
+    Passing one sets the variable, which transformers reads.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if plugin is None:
+        return FullyShardedDataParallelPlugin() if parse_flag_from_env("ACCELERATE_USE_FSDP") else None
+    if not isinstance(plugin, FullyShardedDataParallelPlugin):
+        raise TypeError(
+            message(
+                given=f"fsdp_plugin={plugin!r}",
+                why="it doesn't say how to shard",
+                allowed="a FullyShardedDataParallelPlugin",
+                do="pass fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2)",
+            )
+        )
+    write("ACCELERATE_USE_FSDP", "true")
+    return plugin
 
 
 def choose_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:

@@ -14,6 +14,7 @@ from typing import Any
 from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.enums import ComputeEnvironment, DistributedType, value_of
 from accelerate.config.files import check_keys
+from accelerate.config.fsdp import FullyShardedDataParallelPlugin
 from accelerate.config.option import Boolean, Choice, Integer, Listing, Section, Text, option, options, shared
 from accelerate.config.resolve import Settings
 from accelerate.config.schema import BaseConfig
@@ -23,7 +24,7 @@ RESOURCES = "Resource Selection Arguments"
 TPU = "TPU"
 
 # Section of the file -> the dataclass that declares its settings.
-SECTIONS: dict[str, type] = {"dynamo_config": TorchDynamoPlugin}
+SECTIONS: dict[str, type] = {"dynamo_config": TorchDynamoPlugin, "fsdp_config": FullyShardedDataParallelPlugin}
 # Before XLA covered more than TPUs, its runs were called TPU.
 FORMER_TYPES = {"tpu": "xla"}
 

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+from accelerate.config.fsdp import FullyShardedDataParallelPlugin
+from accelerate.config.option import options
 from accelerate.launchers.plan import LaunchPlan
 from accelerate.launchers.settings import LaunchSettings, declared
 
@@ -38,8 +40,12 @@ class Launcher(ABC):
 
     def ignored(self, config: LaunchSettings) -> list[str]:
         """Return a sentence for each flag that was given and changes nothing."""
+        reasons = dict(self.without_effect)
+        if not config.uses_fsdp:
+            fsdp = options(FullyShardedDataParallelPlugin).values()
+            reasons.update((one.dest, "parameters are sharded with --use_fsdp only") for one in fsdp)
         return [
             f"{config.said(dest)} has no effect: {reason}"
-            for dest, reason in self.without_effect.items()
+            for dest, reason in reasons.items()
             if config.is_flag(dest) and config.get(dest) != declared()[dest].default
         ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from accelerate.base.messages import message, nearest
 from accelerate.config.enums import DistributedType
-from accelerate.launchers.settings import AT_LAUNCH, LaunchSettings
+from accelerate.launchers.settings import AT_LAUNCH, NO_DEVICES, LaunchSettings
 
 #: Flags of which a command line can have one: (flag by dest, what it implies), each pair with what to do about it.
 EXCLUSIVE: tuple[tuple[tuple[str, str], tuple[str, str], str], ...] = (
@@ -50,7 +50,7 @@ def _file_agrees(settings: LaunchSettings) -> None:
             settings, "num_processes", "a run of type NO has one process", "write the type of your devices"
         )
     cpu = settings.found.get("cpu")
-    on_devices = label not in (None, DistributedType.NO, DistributedType.MULTI_CPU)
+    on_devices = label not in NO_DEVICES
     if on_devices and cpu is not None and cpu.source == "file" and cpu.value and not settings.is_flag("multi_gpu"):
         raise _contradiction(
             settings, "cpu", f"{label} is a run on accelerators", "write MULTI_CPU, or `use_cpu: false`"

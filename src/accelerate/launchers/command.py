@@ -8,11 +8,15 @@ from accelerate.config.enums import DistributedType
 from accelerate.launchers.settings import LaunchSettings
 
 #: The kinds of run whose processes need nothing but torch's variables; the others have launchers of their own.
-PLAIN = frozenset(kind for kind in DistributedType if kind == DistributedType.NO or kind.value.startswith("MULTI_"))
+PLAIN = frozenset(
+    kind
+    for kind in DistributedType
+    if kind in (DistributedType.NO, DistributedType.FSDP) or kind.value.startswith("MULTI_")
+)
 
 
 def is_plain(config: LaunchSettings) -> bool:
-    """Whether the run is one process, or several on torch.distributed with nothing on top."""
+    """Whether the run is one process, or several that torch.distributed connects."""
     return (config.label is None or config.label in PLAIN) and not config.get("mpirun_config")
 
 

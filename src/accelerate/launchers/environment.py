@@ -15,6 +15,7 @@ from accelerate.launchers.nvidia import SWITCHES
 from accelerate.launchers.settings import LaunchSettings, declared
 
 USE_CPU = "ACCELERATE_USE_CPU"
+USE_FSDP = "ACCELERATE_USE_FSDP"
 THREADS = "OMP_NUM_THREADS"
 #: Which threads share a core with this one: the same text for all of them.
 CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -23,6 +24,8 @@ CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 def environment(settings: LaunchSettings) -> dict[str, str]:
     """Return the variables for the processes of a launch."""
     env = to_env(declared().values(), {dest: found.value for dest, found in settings.found.items()})
+    if settings.uses_fsdp:
+        env[USE_FSDP] = "true"
     env.update(_hardware(settings))
     env.update(_threads(settings))
     return env

@@ -55,6 +55,14 @@ class LaunchOptions:
         group="Hardware Selection Arguments",
         help="Run one process on each accelerator.",
     )
+    use_fsdp: bool = option(
+        False,
+        kind=Boolean(),
+        flag="--use_fsdp",
+        env="ACCELERATE_USE_FSDP",
+        group="Training Paradigm Arguments",
+        help="Shard parameters, gradients and optimizer states over the processes (FSDP), on any device.",
+    )
     num_cpu_threads_per_process: int | None = option(
         None,
         kind=Integer(1),

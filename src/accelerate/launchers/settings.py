@@ -23,6 +23,8 @@ from accelerate.launchers.options import LaunchOptions
 #: The dataclasses whose Options are flags of `accelerate launch`; a declared section of the config file is one.
 DECLARED: tuple[type, ...] = (Settings, ClusterConfig, *SECTIONS.values(), LaunchOptions)
 DEFAULT_PORT = 29500
+#: The kinds of run that say nothing about accelerators.
+NO_DEVICES = (None, DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.FSDP)
 #: In a config file: the number of processes has to be given at launch.
 AT_LAUNCH = -1
 
@@ -115,7 +117,12 @@ class LaunchSettings:
         """Whether somebody asked for accelerators, rather than taking what is there."""
         if self.is_flag("multi_gpu"):
             return bool(self.get("multi_gpu"))
-        return self.label not in (None, DistributedType.NO, DistributedType.MULTI_CPU) and not self.is_flag("cpu")
+        return self.label not in NO_DEVICES and not self.is_flag("cpu")
+
+    @property
+    def uses_fsdp(self) -> bool:
+        """Whether parameters are sharded: the flag says so, or the kind of run is FSDP."""
+        return bool(self.get("use_fsdp")) if self.is_flag("use_fsdp") else self.label == DistributedType.FSDP
 
     @property
     def num_machines(self) -> int:

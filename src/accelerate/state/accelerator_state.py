@@ -20,8 +20,8 @@ from accelerate.state.process_state import ProcessState
 if TYPE_CHECKING:
     from accelerate.config.dynamo import TorchDynamoPlugin
 
-#: Attributes that exist only in the mode that uses them.
-OF_A_MODE = ("fsdp_plugin", "megatron_lm_plugin")
+#: Attributes that exist only in the mode that uses them, with its label.
+OF_A_MODE = {"fsdp_plugin": DistributedType.FSDP, "megatron_lm_plugin": DistributedType.MEGATRON_LM}
 
 
 class AcceleratorState(ProcessState):
@@ -116,8 +116,10 @@ class AcceleratorState(ProcessState):
             raise ValueError(_already("mixed_precision", asked, self._mixed_precision))
 
     def set_distributed_type(self, distributed_type: DistributedType) -> None:
-        """Show another label, that of the chosen strategy, on this state and on `PartialState`."""
+        """Show the label of the chosen strategy, here and on `PartialState`, and no plugin of another mode."""
         self.distributed_type = distributed_type
+        for name in [name for name, label in OF_A_MODE.items() if label != distributed_type]:
+            self.__dict__.pop(name, None)
         PartialState._shared_state["distributed_type"] = distributed_type
 
     @property

@@ -7,16 +7,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
 from accelerate.base.messages import message
-from accelerate.checkpointing.records import Record, model_records, optimizer_records
 from accelerate.config.ddp import DistributedDataParallelKwargs
 from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.enums import DistributedType
@@ -26,6 +25,9 @@ from accelerate.strategies.bundle import Bundle
 from accelerate.strategies.compile import compile_model
 from accelerate.strategies.relink import relinked
 from accelerate.strategies.unwrap import extract_model_from_parallel
+
+if TYPE_CHECKING:
+    from accelerate.checkpointing.records import Record
 
 
 class One(Protocol):
@@ -43,6 +45,8 @@ class One(Protocol):
 
     def prepare_data_loader(self, data_loader: Any, device_placement: bool | None = None) -> Any: ...
 
+    def _prepare_fsdp2(self, *args: Any) -> Sequence[Any]: ...
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -53,12 +57,14 @@ class Setup:
         precision: the precision of forward and backward passes.
         dynamo: what `torch.compile` is asked to do.
         ddp_handler: keyword arguments of `DistributedDataParallel` and its communication hooks.
+        fsdp_plugin: how parameters are sharded; None where they are not.
     """
 
     runtime: Runtime
     precision: Precision
     dynamo: TorchDynamoPlugin
     ddp_handler: DistributedDataParallelKwargs | None = None
+    fsdp_plugin: Any = None
 
 
 class Strategy(ABC):
@@ -94,6 +100,10 @@ class Strategy(ABC):
         for slot in bundle.of_kind("scheduler"):
             slot.value = one.prepare_scheduler(slot.value)
 
+    def prepare_together(self, bundle: Bundle, one: One, shard: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
+        """Prepare `bundle` with another function that shards models, for strategies that do."""
+        self.prepare(bundle, one)
+
     def prepare_model(
         self, model: torch.nn.Module, *, place: bool, autocast: bool, evaluation_mode: bool
     ) -> torch.nn.Module:
@@ -116,6 +126,10 @@ class Strategy(ABC):
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes of `model` do not communicate gradients."""
         return nullcontext()
+
+    def no_sync_in_window(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return the context of a micro-batch after which no update is due: :meth:`no_sync`, unless that costs more."""
+        return self.no_sync(model)
 
     def sync_in_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which the next backward pass communicates although its forward was under `no_sync`."""
@@ -145,10 +159,14 @@ class Strategy(ABC):
 
     def model_records(self, models: Sequence[Any], weights: Sequence[Any], *, safe: bool) -> list[Record]:
         """Return how `models`, whose states are `weights`, are laid out in a checkpoint."""
+        from accelerate.checkpointing.records import model_records  # only who saves pays for it
+
         return model_records(weights, [partial(self.load_state_dict, model) for model in models], safe)
 
     def optimizer_records(self, optimizers: Sequence[Any], models: Sequence[Any]) -> list[Record]:
         """Return how the states of `optimizers` are laid out in a checkpoint; `models` name their parameters."""
+        from accelerate.checkpointing.records import optimizer_records
+
         return optimizer_records(optimizers, models)
 
     def close(self) -> None:  # noqa: B027  (most strategies hold nothing)

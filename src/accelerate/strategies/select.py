@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from accelerate.base.messages import message
+from accelerate.base.messages import message, warn_once
 from accelerate.base.registry import Registry
 from accelerate.strategies.base import Setup, Strategy
 from accelerate.strategies.compile import allow_tf32
@@ -15,12 +15,21 @@ from accelerate.strategies.compile import allow_tf32
 STRATEGIES: Registry[type[Strategy]] = Registry("strategies")
 STRATEGIES.register("single", "accelerate.strategies.single:SingleProcess")
 STRATEGIES.register("ddp", "accelerate.strategies.ddp:DataParallel")
+STRATEGIES.register("fsdp2", "accelerate.strategies.fsdp2.strategy:FullyShard")
 
 #: Asked in order; the first that says yes is the strategy of the run.
 CHOICES: tuple[tuple[str, Callable[[Setup], bool]], ...] = (
+    ("fsdp2", lambda setup: _shards(setup) and setup.fsdp_plugin.fsdp_version == 2),
     ("ddp", lambda setup: setup.runtime.topology.world_size > 1),
     ("single", lambda setup: True),
 )
+
+
+def _shards(setup: Setup) -> bool:
+    """Whether there is anything to shard over; with one process, a plugin has no effect and says so."""
+    if setup.fsdp_plugin is not None and setup.runtime.topology.world_size == 1:
+        warn_once("FSDP has no effect with one process: there is nobody to share parameters with.")
+    return setup.fsdp_plugin is not None and setup.runtime.topology.world_size > 1
 
 
 def select_strategy(setup: Setup) -> Strategy:

@@ -111,7 +111,7 @@ def share(module: torch.nn.Module, children: dict[str, Any] | None = None) -> to
         module: a module.
         children: its children; those of `module` by default.
     """
-    new = type(module).__new__(type(module))
+    new: torch.nn.Module = object.__new__(type(module))  # a sharded module's own `__new__` would run `__init__`
     new.__dict__.update({name: _bound_to(new, value, module) for name, value in module.__dict__.items()})
     new.__dict__["_modules"] = dict(module._modules if children is None else children)
     new.__dict__.pop("_compiled_call_impl", None)

@@ -23,6 +23,7 @@ from accelerate.config.enums import (
     RNGType,
     SageMakerDistributedType,
 )
+from accelerate.config.fsdp import FullyShardedDataParallelPlugin
 from accelerate.config.gradient_accumulation import GradientAccumulationPlugin
 from accelerate.config.kwargs import KwargsHandler
 from accelerate.config.process_group import InitProcessGroupKwargs
@@ -42,6 +43,7 @@ __all__ = [
     "DynamoBackend",
     "EnumWithContains",
     "FP8BackendType",
+    "FullyShardedDataParallelPlugin",
     "GradScalerKwargs",
     "GradientAccumulationPlugin",
     "InitProcessGroupKwargs",

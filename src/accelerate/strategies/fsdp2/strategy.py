@@ -1,0 +1,149 @@
+"""Parameters, gradients and optimizer states sharded over the ranks: `torch.distributed.fsdp.fully_shard`.
+
+Between steps each rank holds 1/N of everything. Micro-batches of one update reduce their gradients each, so that no
+rank ever holds whole ones; `Accelerator.no_sync` trades that memory for communication when a script asks for it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+from accelerate.base.messages import message
+from accelerate.config.enums import DistributedType
+from accelerate.strategies import norms
+from accelerate.strategies.base import One, Setup, Strategy, refuse_spread_models
+from accelerate.strategies.bundle import Bundle
+from accelerate.strategies.compile import compile_model
+from accelerate.strategies.fsdp2.sharding import refuse_wrapped, shard_model, shard_states, units_in
+from accelerate.strategies.fsdp2.states import full_state
+from accelerate.strategies.mesh import flat_mesh
+from accelerate.strategies.relink import relinked
+from accelerate.strategies.unwrap import peel
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@final
+class FullyShard(Strategy):
+    """Sharded parameters, each by itself."""
+
+    name = "fsdp2"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.plugin = setup.fsdp_plugin
+        if self.precision.spec.compute is not None:
+            self.plugin.set_mixed_precision(self.precision.spec.name)
+        self._replaced: dict[int, weakref.ref[Any]] = {}
+        self._sharded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The mesh that parameters are sharded over."""
+        return flat_mesh(self.runtime)
+
+    def label(self) -> DistributedType:
+        return DistributedType.FSDP
+
+    def check(self, bundle: Bundle) -> None:
+        refuse_spread_models(bundle)
+        models = {id(parameter) for model in bundle.models for parameter in model.parameters()}
+        for optimizer in bundle.optimizers:
+            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            if any(self._is_replaced(parameter) for parameter in held if id(parameter) not in models):
+                raise ValueError(_stale(optimizer))
+
+    def _is_replaced(self, parameter: torch.Tensor) -> bool:
+        known = self._replaced.get(id(parameter))
+        return known is not None and known() is parameter
+
+    def prepare(self, bundle: Bundle, one: One) -> None:
+        for slot in bundle.of_kind("data_loader"):
+            slot.value = one.prepare_data_loader(slot.value, device_placement=slot.device_placement)
+        prepared = one._prepare_fsdp2(*(slot.value for slot in bundle.slots))
+        for slot, value in zip(bundle.slots, prepared, strict=True):
+            slot.value = value
+
+    def prepare_together(self, bundle: Bundle, one: One, shard: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
+        for slot in bundle.of_kind("data_loader"):
+            slot.value = one.prepare_data_loader(slot.value)
+        with relinked(bundle.models, bundle.optimizers, release=True) as models:
+            for place, slot in enumerate(bundle.of_kind("model")):
+                slot.value = models[place] = one.prepare_model(self._sharded_by(shard, slot.value))
+        shard_states(bundle.optimizers)
+        for slot in bundle.of_kind("optimizer"):
+            slot.value = one.prepare_optimizer(slot.value, device_placement=False)
+        for slot in bundle.of_kind("scheduler"):
+            slot.value = one.prepare_scheduler(slot.value)
+
+    def prepare_model(
+        self, model: torch.nn.Module, *, place: bool, autocast: bool, evaluation_mode: bool
+    ) -> torch.nn.Module:
+        if model not in self._sharded:
+            model = self._sharded_by(self.shard, model)
+        model = self.precision.prepare_model(model, self.runtime.device, autocast=autocast)
+        return compile_model(model, self.setup.dynamo)
+
+    def _sharded_by(self, shard: Callable[[torch.nn.Module], torch.nn.Module], model: torch.nn.Module) -> Any:
+        """Return what `shard` makes of a model that isn't prepared yet, and remember the parameters it had."""
+        if getattr(model, "_is_accelerate_prepared", False):
+            return model
+        refuse_wrapped(model)
+        before = {id(parameter): weakref.ref(parameter) for parameter in model.parameters()}
+        sharded = shard(model)
+        self._replaced.update(before)
+        self._sharded.add(sharded)
+        return sharded
+
+    def shard(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Shard a bare model in place as the plugin says now, and return it."""
+        return shard_model(model, self.plugin, self.mesh, self.runtime)
+
+    @contextmanager
+    def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
+        modules = list(units_in(model))
+        for module in modules:
+            module.set_requires_gradient_sync(False, recurse=False)
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.set_requires_gradient_sync(True, recurse=False)
+
+    def no_sync_in_window(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        return super().no_sync(model)  # gradients stay sharded between the micro-batches of an update
+
+    def clip_grad_norm_(
+        self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        return norms.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
+        norms.clip_grad_value_(parameters, clip_value)
+
+    def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """Return the full state of `model` in host memory on rank 0, an empty dictionary on the others."""
+        return full_state(peel(model, parallel=False)[0] if unwrap else model, self.runtime.topology.is_main)
+
+    def load_state_dict(self, model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> Any:
+        options = StateDictOptions(
+            full_state_dict=True, broadcast_from_rank0=True, strict=bool(kwargs.pop("strict", True))
+        )
+        return set_model_state_dict(peel(model, parallel=False)[0], dict(state), options=options)
+
+
+def _stale(optimizer: torch.optim.Optimizer) -> str:
+    return message(
+        given=f"a {type(optimizer).__name__} of a model that was sharded before it was prepared",
+        why="sharding has replaced the parameters that the optimizer holds, so it would train nothing",
+        allowed="prepare(model, optimizer) in one call, or an optimizer that is built from the prepared model",
+        do="pass the model and its optimizers to `prepare` together",
+    )

@@ -1,0 +1,66 @@
+"""Clipping gradients that are sharded over a device mesh, or over several.
+
+The norm of a model is that of all its elements, wherever they are. Gradients on one mesh are one DTensor norm; the
+norms of different meshes, and that of plain tensors, combine like those of the parts of one vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+
+@torch.no_grad()
+def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2) -> torch.Tensor:
+    """Clip the gradients of `parameters` to a total norm and return the norm before, a plain 0-d tensor.
+
+    Args:
+        parameters: plain ones and DTensors, also of different meshes.
+        max_norm: what the total norm is reduced to.
+        norm_type: the p of the norm; `inf` is the greatest element.
+    """
+    groups = gradients_by_mesh(parameters)
+    total = total_norm(groups.values(), norm_type)
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for gradients in groups.values():
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device))
+    return total
+
+
+@torch.no_grad()
+def clip_grad_value_(parameters: Iterable[torch.Tensor], clip_value: float) -> None:
+    """Clip each element of the gradients of `parameters` to [-clip_value, clip_value]."""
+    for gradients in gradients_by_mesh(parameters).values():
+        for gradient in gradients:
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            local.clamp_(-clip_value, clip_value)
+
+
+def gradients_by_mesh(parameters: Iterable[torch.Tensor]) -> dict[Any, list[torch.Tensor]]:
+    """Return the gradients of `parameters` by the mesh and placements that they have in common; None: plain tensors."""
+    groups: dict[Any, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None:
+            place = (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else gradient.device
+            groups.setdefault(place, []).append(gradient)
+    return groups
+
+
+def total_norm(groups: Iterable[list[torch.Tensor]], norm_type: float) -> torch.Tensor:
+    """Return the norm of all tensors together, fp32 or wider, the same on all ranks of their meshes."""
+    norms = [_norm(tensors, norm_type) for tensors in groups]
+    if not norms:
+        return torch.tensor(0.0)
+    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]), norm_type)
+
+
+def _norm(tensors: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """Return the norm of tensors on one mesh."""
+    norms = torch._foreach_norm(tensors, norm_type)
+    norm = torch.linalg.vector_norm(torch.stack(list(norms)), norm_type)
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return norm if norm.dtype in (torch.float32, torch.float64) else norm.float()

@@ -1,0 +1,276 @@
+"""Sharded training ends with the weights of one process, whatever is sharded, and each rank holds its share only."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from accelerate.base.messages import forget_warnings
+
+from .conftest import world_of
+from .recipes import Recipe, reference, train
+from .sharded import Case, accelerator_for, build, language, local, loss_of, micro_batches, reference_case, train_case
+from .test_same_weights import RECIPES
+
+V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+
+#: One line per strategy: the arguments of its plugin.
+STRATEGIES: dict[str, dict[str, Any]] = {"fsdp2": {"fsdp_version": 2}}
+
+
+@pytest.fixture(params=[2, 4], ids="processes={}".format)
+def several(request):
+    """A world of two and four processes in turn."""
+    return world_of(request.param)
+
+
+def train_with(plugin: dict[str, Any], recipe: Recipe) -> Any:
+    from accelerate import FullyShardedDataParallelPlugin
+
+    return train(replace(recipe, accelerator={"fsdp_plugin": FullyShardedDataParallelPlugin(**plugin)}))
+
+
+@pytest.mark.parametrize("plugin", STRATEGIES.values(), ids=STRATEGIES.keys())
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
+def test_the_common_recipes(several, plugin, recipe):
+    """fp32: equal within 1e-6, the bound of another order of summation."""
+    outcomes = several.run(train_with, plugin, recipe)
+    expected = reference(recipe, outcomes[0].batches)
+    assert outcomes[0].rates == pytest.approx(expected.rates, abs=1e-12)
+    assert outcomes[0].weights.keys() == expected.weights.keys()
+    for name, weight in expected.weights.items():
+        torch.testing.assert_close(outcomes[0].weights[name], weight, atol=1e-6, rtol=0)
+
+
+CASES = {
+    "blocks": Case(),
+    "one unit": Case(plugin={"fsdp_version": 2}),
+    "units by size": Case(plugin={"fsdp_version": 2, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 300}),
+    "units by name": Case(plugin={**V2, "transformer_cls_names_to_wrap": "LayerNorm"}),
+    "tied embeddings, clipped": Case(tied=True, clip=0.1),
+    "parts are frozen": Case(frozen=("embeddings", "layers.0", "layers.1.up")),
+    "accumulation, clipped": Case(steps=3, clip=0.1),
+    "no_sync": Case(steps=3, clip=0.1, no_sync=True),
+    "other seeds on other ranks": Case(seeds=True),
+    "only the main process has weights": Case(meta=True, plugin={**V2, "cpu_ram_efficient_loading": True}),
+    "the others are empty, unasked": Case(meta=True),
+    "tied, others are empty": Case(meta=True, tied=True, plugin={**V2, "cpu_ram_efficient_loading": True}),
+    "activation checkpointing": Case(plugin={**V2, "activation_checkpointing": True}),
+    "activation checkpointing, offloaded": Case(
+        plugin={**V2, "activation_checkpointing": True, "activation_checkpointing_offload": True}
+    ),
+    "offload": Case(plugin={**V2, "cpu_offload": True}, clip=0.1, steps=2),
+    "parameters are kept for backward": Case(plugin={**V2, "reshard_after_forward": False}, steps=2),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_language_model(several, case):
+    """fp32: weights and norms equal within 1e-5."""
+    outcomes = several.run(train_case, case)
+    expected = reference_case(case)
+    assert outcomes[0]["weights"].keys() == expected["weights"].keys()
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(outcomes[0]["weights"][name], weight, atol=1e-5, rtol=0)
+    for outcome in outcomes:
+        assert outcome["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+    assert [outcome["weights"] for outcome in outcomes[1:]] == [{}] * (several.size - 1)
+    assert sum(outcome["held"] for outcome in outcomes) == expected["held"]
+    assert max(outcome["held"] for outcome in outcomes) < 1.1 * expected["held"] / several.size
+
+
+PRECISIONS = {
+    "bf16": (Case(precision="bf16", clip=0.1), 2e-3),
+    "bf16, gradients in fp32": (
+        Case(
+            precision="bf16", plugin={**V2, "mixed_precision_policy": {"param_dtype": "bf16", "reduce_dtype": "fp32"}}
+        ),
+        1e-2,
+    ),
+    "fp16": (Case(precision="fp16", clip=0.1), 2e-3),
+}
+
+
+@pytest.mark.parametrize(("case", "bound"), PRECISIONS.values(), ids=PRECISIONS.keys())
+def test_half_precision_is_close(several, case, bound):
+    outcome = several.run(train_case, case)[0]
+    for name, weight in reference_case(case)["weights"].items():
+        assert outcome["weights"][name].dtype == torch.float32
+        torch.testing.assert_close(outcome["weights"][name], weight, atol=bound, rtol=0)
+
+
+def ignoring(case: Case) -> Any:
+    held = {name: local(each).shape == each.shape for name, each in trained(case).named_parameters()}
+    return [name for name, whole in held.items() if whole]
+
+
+def trained(case: Case) -> torch.nn.Module:
+    accelerator = accelerator_for(case)
+    model = build(case, accelerator.process_index)
+    return accelerator.prepare(model, torch.optim.SGD([each for each in model.parameters() if each.requires_grad]))[0]
+
+
+def test_ignored_modules_stay_whole(pair):
+    case = Case(plugin={**V2, "ignored_modules": r"layers\.0"}, frozen=("layers.0",))
+    names = [name for name, _ in language().named_parameters() if name.startswith("layers.0.")]
+    assert pair.run(ignoring, case) == [names, names]
+
+
+def overflowing(case: Case) -> Any:
+    accelerator = accelerator_for(case)
+    model = build(case)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    shard = micro_batches(case, accelerator.process_index, accelerator.num_processes)
+    accelerator.backward(loss_of(model, shard[0]))
+    if accelerator.process_index == 1:
+        local(next(model.parameters()).grad).fill_(float("inf"))
+    optimizer.step()
+    return optimizer.step_was_skipped, accelerator.scaler.get_scale()
+
+
+def test_an_overflow_on_one_rank_skips_the_update_on_all(pair):
+    assert pair.run(overflowing, Case(precision="fp16")) == [(True, 32768.0)] * 2
+
+
+def clipped_values(case: Case) -> float:
+    accelerator = accelerator_for(case)
+    model = build(case)
+    model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    accelerator.backward(loss_of(model, micro_batches(case, 0, 2)[0]))
+    accelerator.clip_grad_value_(model.parameters(), 1e-3)
+    return max(local(each.grad).abs().max().item() for each in model.parameters())
+
+
+def test_values_are_clipped(pair):
+    assert pair.run(clipped_values, Case()) == [pytest.approx(1e-3)] * 2
+
+
+def facts(case: Case) -> dict[str, Any]:
+    accelerator = accelerator_for(case)
+    plugin = accelerator.state.fsdp_plugin
+    policy = plugin.mixed_precision_policy
+    model = build(case)
+    prepared = accelerator.prepare(model, torch.optim.SGD(model.parameters()))[0]
+    state = accelerator.get_state_dict(prepared)
+    other = language(1)
+    accelerator._strategy.load_state_dict(prepared, other.state_dict() if accelerator.is_main_process else {})
+    loaded = accelerator.get_state_dict(prepared)
+    return {
+        "label": str(accelerator.distributed_type),
+        "fsdp2": accelerator.is_fsdp2,
+        "policy": None if policy is None else str(policy.param_dtype),
+        "same object": prepared is model,
+        "listed": accelerator._models == [prepared],
+        "again": accelerator.prepare(prepared) is prepared,
+        "names": sorted(state),
+        "loaded": not loaded or all(torch.equal(loaded[name], value) for name, value in other.state_dict().items()),
+        "variable": os.environ["ACCELERATE_USE_FSDP"],
+    }
+
+
+def test_what_the_accelerator_says(pair):
+    main, other = pair.run(facts, Case(precision="bf16"))
+    assert main.pop("names") == sorted(language().state_dict())
+    assert other.pop("names") == []
+    assert (
+        main
+        == other
+        == {
+            "label": "DistributedType.FSDP",
+            "fsdp2": True,
+            "policy": "torch.bfloat16",
+            "same object": True,
+            "listed": True,
+            "again": True,
+            "loaded": True,
+            "variable": "true",
+        }
+    )
+
+
+def replaced(case: Case) -> list[str]:
+    """Return which functions sharded a model, when other libraries have put theirs in the place of ours."""
+    from accelerate import accelerator as module
+
+    called = []
+    ours = module.fsdp2_prepare_model
+
+    def theirs(accelerator: Any, model: torch.nn.Module) -> torch.nn.Module:
+        called.append(type(model).__name__)
+        return ours(accelerator, model)
+
+    module.fsdp2_prepare_model = theirs
+    try:
+        trained(case)
+    finally:
+        module.fsdp2_prepare_model = ours
+    return called
+
+
+def test_another_function_may_shard(pair):
+    assert pair.run(replaced, Case()) == [["Language"]] * 2
+
+
+def refusal(case: Case, mistake: str) -> str:
+    """Return the error that a mistake gives on this rank."""
+    accelerator = accelerator_for(case)
+    model = build(case, accelerator.process_index)
+    try:
+        if mistake == "optimizer later":
+            optimizer = torch.optim.SGD(model.parameters())
+            accelerator.prepare(model)
+            accelerator.prepare(optimizer)
+        elif mistake == "wrapped":
+            accelerator.prepare(torch.nn.parallel.DistributedDataParallel(model))
+        elif mistake == "another model on rank 1":
+            accelerator.prepare(language(blocks=2 + accelerator.process_index))
+        elif mistake == "no values":
+            accelerator.prepare(model.to("meta"))
+        else:
+            accelerator.prepare(model)
+    except ValueError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+REFUSALS = {
+    "optimizer later": (Case(), "optimizer later", "pass the model and its optimizers to `prepare` together"),
+    "wrapped": (Case(), "wrapped", "its parameters are distributed already"),
+    "another model": (Case(), "another model on rank 1", "only one of them has layers.2"),
+    "no values": (Case(), "no values", "on the meta device on the main process"),
+    "no such class": (Case(plugin={**V2, "transformer_cls_names_to_wrap": "Blok"}), "", "Did you mean 'Block'?"),
+    "no such module": (Case(plugin={**V2, "ignored_modules": "layer.0"}), "", "Did you mean 'layers.0'?"),
+}
+
+
+@pytest.mark.parametrize(("case", "mistake", "text"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_what_is_refused(pair, case, mistake, text):
+    for error in pair.run(refusal, case, mistake):
+        assert text in error
+
+
+COMPILED = {"whole": {}, "by region": {"use_regional_compilation": True}}
+
+
+@pytest.mark.parametrize("options", COMPILED.values(), ids=COMPILED.keys())
+def test_compiled_models_train_alike(pair, options):
+    from accelerate.utils import TorchDynamoPlugin
+
+    case = Case(options={"dynamo_plugin": TorchDynamoPlugin(backend="eager", **options)})
+    outcome = pair.run(train_case, case)[0]
+    expected = reference_case(case)["weights"]
+    assert outcome["weights"].keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(outcome["weights"][name], weight, atol=1e-5, rtol=0)
+
+
+def test_one_process_has_nobody_to_share_with():
+    forget_warnings()
+    with pytest.warns(UserWarning, match="FSDP has no effect with one process"):
+        outcome = world_of(1).run(train_case, Case())[0]
+    for name, weight in reference_case(Case())["weights"].items():
+        torch.testing.assert_close(outcome["weights"][name], weight)
