@@ -57,6 +57,8 @@ from accelerate.strategies.fsdp2.public import fsdp2_prepare_model
 from accelerate.strategies.select import select_strategy
 
 if TYPE_CHECKING:
+    
+if TYPE_CHECKING:
     from accelerate.checkpointing.training import Training
 
 logger = get_logger(__name__)
@@ -419,11 +421,8 @@ class Accelerator(ModelControl):
         Raises:
             RuntimeError: `loss` is not a scalar.
         """
-        scale = self._accumulation.loss_scale()
-        if scale is not None:
-            loss = loss * scale
         try:
-            self._strategy.backward(loss, **kwargs)
+            self._strategy.backward(self._accumulation.scaled(loss), **kwargs)
         except RuntimeError as error:
             if loss.numel() != 1 and "gradient" not in kwargs:
                 raise RuntimeError(not_a_scalar(loss)) from error

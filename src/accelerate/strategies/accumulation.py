@@ -89,28 +89,28 @@ class Accumulation:
 
     def begin(self, models: tuple[torch.nn.Module, ...], num_items: torch.Tensor | int | None) -> bool:
         """Count one micro-batch of `models` and return whether an update is due after it."""
-        window = self.current = self.window_of(models)
+        window = self.current
+        if window.models != models or not self.windows:
+            window = self.current = self.window_of(models)
         state = self.gradient_state
+        steps = state.num_steps
         if window.due:
             window.length, window.items = 0, None
         window.length += 1
         window.step += 1
-        window.due = window.unsettled = self._is_last(window) or window.step % state.num_steps == 0
+        window.due = due = self._is_last(window) or window.step % steps == 0
         if num_items is not None or window.items is not None:
             self._weigh(window, num_items)
-        state._set_sync_gradients(window.due)
-        return window.due
+        window.unsettled = due and (window.items is not None or (window.length < steps and state.scale_short_window))
+        state._set_sync_gradients(due)
+        return due
 
-    def end(self) -> None:
-        """Leave the micro-batch: a loss outside of it is not weighted."""
-        self.current.weight = None
-
-    def loss_scale(self) -> torch.Tensor | float | None:
-        """Return what a loss is multiplied with before its backward pass; None: nothing."""
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return `loss` as it counts in its window: weighted by its items, or divided by the number of steps."""
         if self.current.weight is not None:
-            return self.current.weight
+            return loss * self.current.weight
         steps = self.gradient_state.num_steps
-        return None if steps == 1 else 1 / steps
+        return loss if steps == 1 else loss / steps
 
     def state(self) -> list[dict[str, Any]]:
         """Return where each window stands, as plain data; its models by their places among all models."""
@@ -182,10 +182,8 @@ class Accumulation:
         if window.items is not None:
             total = self.collectives.all_reduce(window.items.clone(), "sum")
             factor = self.collectives.world_size / total.clamp(min=1)
-        elif self.gradient_state.scale_short_window and window.length < self.gradient_state.num_steps:
-            factor = self.gradient_state.num_steps / window.length
         else:
-            return
+            factor = self.gradient_state.num_steps / window.length
         scale_gradients(window.models or tuple(self.all_models), factor)
 
     def _is_last(self, window: Window) -> bool:
@@ -194,10 +192,11 @@ class Accumulation:
         A loop that makes several micro-batches of each batch ends with as many of the last batch.
         """
         state = self.gradient_state
-        iteration = state.driving(window.turn, window.iteration and window.iteration.loader)
-        if iteration is not None:
-            window.iteration, window.turn = iteration, state.turn
-            window.calls_before, window.calls = max(window.calls, 1), 0
+        if state.turn != window.turn:
+            iteration = state.driving(window.turn, window.iteration and window.iteration.loader)
+            if iteration is not None:
+                window.iteration, window.turn = iteration, state.turn
+                window.calls_before, window.calls = max(window.calls, 1), 0
         window.calls += 1
         if window.iteration is None or not window.iteration.end_of_dataloader or not state.sync_with_dataloader:
             return False
@@ -241,12 +240,13 @@ class Accumulate:
         self.accumulation = accumulation
         self.models = models
         self.num_items = num_items
-        self.contexts: list[AbstractContextManager[Any]] = []
+        self.contexts: list[AbstractContextManager[Any]] | None = None
 
     def __enter__(self) -> None:
         accumulation = self.accumulation
         if accumulation.begin(self.models, self.num_items) or accumulation.gradient_state.sync_each_batch:
             return
+        self.contexts = []
         for model in self.models:
             context = accumulation.no_sync(model)
             context.__enter__()
@@ -255,7 +255,7 @@ class Accumulate:
     def __exit__(self, *error: Any) -> None:
         while self.contexts:
             self.contexts.pop().__exit__(*error)
-        self.accumulation.end()
+        self.accumulation.current.weight = None  # a loss outside of the micro-batch is not weighted
 
 
 @torch.no_grad()

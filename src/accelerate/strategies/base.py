@@ -29,6 +29,9 @@ from accelerate.strategies.unwrap import extract_model_from_parallel
 if TYPE_CHECKING:
     from accelerate.checkpointing.records import Record
 
+if TYPE_CHECKING:
+    from accelerate.checkpointing.records import Record
+
 
 class One(Protocol):
     """Prepares one object at a time; the `Accelerator` implements it, so that overriding its methods takes effect."""
@@ -161,10 +164,14 @@ class Strategy(ABC):
         """Return how `models`, whose states are `weights`, are laid out in a checkpoint."""
         from accelerate.checkpointing.records import model_records  # only who saves pays for it
 
+        from accelerate.checkpointing.records import model_records  # only who saves pays for it
+
         return model_records(weights, [partial(self.load_state_dict, model) for model in models], safe)
 
     def optimizer_records(self, optimizers: Sequence[Any], models: Sequence[Any]) -> list[Record]:
         """Return how the states of `optimizers` are laid out in a checkpoint; `models` name their parameters."""
+        from accelerate.checkpointing.records import optimizer_records
+
         from accelerate.checkpointing.records import optimizer_records
 
         return optimizer_records(optimizers, models)

@@ -114,9 +114,7 @@ def settled(counter, model, lengths):
         parameter.grad = None
     for num_items in lengths:
         with Accumulate(counter, (model,), num_items):
-            scale = counter.loss_scale()
-            loss = model.weight.sum()
-            (loss if scale is None else loss * scale).backward()
+            counter.scaled(model.weight.sum()).backward()
             if counter.gradient_state.sync_gradients:
                 counter.settle()
                 counter.settle()
@@ -150,7 +148,7 @@ def test_a_window_weighted_in_part_is_refused():
 def test_losses_outside_a_micro_batch_are_not_weighted():
     counter = accumulation(num_steps=4)
     dues(counter, [0], nn.Linear(1, 1), num_items=7)
-    assert counter.loss_scale() == 0.25
+    assert counter.scaled(torch.ones(())) == 0.25
 
 
 def test_models_do_not_communicate_until_an_update_is_due():
