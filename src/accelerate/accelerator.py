@@ -57,8 +57,6 @@ from accelerate.strategies.fsdp2.public import fsdp2_prepare_model
 from accelerate.strategies.select import select_strategy
 
 if TYPE_CHECKING:
-    
-if TYPE_CHECKING:
     from accelerate.checkpointing.training import Training
 
 logger = get_logger(__name__)
