@@ -28,16 +28,11 @@ from accelerate.config.arguments import (
     refuse_missing_capabilities,
     sort_handlers,
 )
-from accelerate.config.autocast import AutocastKwargs
 from accelerate.config.data_loader import DataLoaderConfiguration
-from accelerate.config.ddp import DistributedDataParallelKwargs
 from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.enums import DynamoBackend, PrecisionType
 from accelerate.config.gradient_accumulation import GradientAccumulationPlugin
-from accelerate.config.process_group import InitProcessGroupKwargs
-from accelerate.config.profile import ProfileKwargs
 from accelerate.config.project import ProjectConfiguration
-from accelerate.config.scaler import GradScalerKwargs
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from accelerate.data_loader.metrics import gather_for_metrics
 from accelerate.devices.memory import clear_device_cache
@@ -58,6 +53,11 @@ from accelerate.strategies.select import select_strategy
 
 if TYPE_CHECKING:
     from accelerate.checkpointing.training import Training
+    from accelerate.config.autocast import AutocastKwargs
+    from accelerate.config.ddp import DistributedDataParallelKwargs
+    from accelerate.config.process_group import InitProcessGroupKwargs
+    from accelerate.config.profile import ProfileKwargs
+    from accelerate.config.scaler import GradScalerKwargs
 
 logger = get_logger(__name__)
 
@@ -481,6 +481,8 @@ class Accelerator(ModelControl):
     @contextmanager
     def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[Any]:
         """Profile the body with `torch.profiler`; writes `profile_<rank>.json` to its `output_trace_dir`."""
+        from accelerate.config.profile import ProfileKwargs
+
         handler = profile_handler or self.profile_handler or ProfileKwargs()
         with handler.build() as profiler:
             yield profiler

@@ -16,11 +16,14 @@ from typing import Any, TypeVar
 
 import torch
 
+from accelerate._lazy import lazy_module
 from accelerate.base.messages import did_you_mean, message, warn_once
-from accelerate.comm import verify
 from accelerate.comm.collectives import Collectives, Reduction, check_reducible
 from accelerate.comm.packing import broadcast_many, gather_many, gather_one, reduce_many
 from accelerate.comm.tree import leaves, leaves_with_paths, unsupported, with_leaves
+
+# The checks of debug mode are imported by runs in debug mode.
+verify = lazy_module("accelerate.comm.verify")
 
 T = TypeVar("T")
 

@@ -9,32 +9,30 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.base.environ import parse_flag_from_env, write
 from accelerate.base.messages import did_you_mean, message
-from accelerate.config.autocast import AutocastKwargs
 from accelerate.config.data_loader import DataLoaderConfiguration
-from accelerate.config.ddp import DistributedDataParallelKwargs
 from accelerate.config.dynamo import TorchDynamoPlugin
-from accelerate.config.fsdp import FullyShardedDataParallelPlugin
 from accelerate.config.gradient_accumulation import GradientAccumulationPlugin
 from accelerate.config.option import option_of
-from accelerate.config.process_group import InitProcessGroupKwargs
-from accelerate.config.profile import ProfileKwargs
 from accelerate.config.resolve import Settings, resolve
-from accelerate.config.scaler import GradScalerKwargs
+
+if TYPE_CHECKING:
+    from accelerate.config.autocast import AutocastKwargs
+    from accelerate.config.fsdp import FullyShardedDataParallelPlugin
 
 #: The default of an argument for which None would mean something.
 UNSET: Any = object()
 
 #: The attribute of `Accelerator` that each kind of handler is stored on.
-HANDLERS: dict[type, str] = {
-    AutocastKwargs: "autocast_handler",
-    DistributedDataParallelKwargs: "ddp_handler",
-    GradScalerKwargs: "scaler_handler",
-    InitProcessGroupKwargs: "init_handler",
-    ProfileKwargs: "profile_handler",
+HANDLERS: dict[str, str] = {
+    "AutocastKwargs": "autocast_handler",
+    "DistributedDataParallelKwargs": "ddp_handler",
+    "GradScalerKwargs": "scaler_handler",
+    "InitProcessGroupKwargs": "init_handler",
+    "ProfileKwargs": "profile_handler",
 }
 
 #: Old keyword of `Accelerator` -> what replaces it, as a person would write it.
@@ -126,6 +124,8 @@ def modern_autocast(old: dict[str, Any], handler: AutocastKwargs | None) -> Auto
             "autocast(cache_enabled=...) is an old spelling; write autocast_handler=AutocastKwargs(cache_enabled=...)."
         )
         warnings.warn(text, FutureWarning, stacklevel=3)
+        from accelerate.config.autocast import AutocastKwargs
+
         handler = dataclasses.replace(handler or AutocastKwargs(), cache_enabled=old[name])
     return handler
 
@@ -175,8 +175,12 @@ def choose_fsdp(plugin: FullyShardedDataParallelPlugin | None) -> FullyShardedDa
     Raises:
         TypeError: it is something else.
     """
+    if plugin is None and not parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        return None
+    from accelerate.config.fsdp import FullyShardedDataParallelPlugin
+
     if plugin is None:
-        return FullyShardedDataParallelPlugin() if parse_flag_from_env("ACCELERATE_USE_FSDP") else None
+        return FullyShardedDataParallelPlugin()
     if not isinstance(plugin, FullyShardedDataParallelPlugin):
         raise TypeError(
             message(
@@ -228,13 +232,13 @@ def sort_handlers(handlers: Iterable[Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = dict.fromkeys(HANDLERS.values())
     for handler in handlers:
-        attribute = HANDLERS.get(type(handler), "")
+        attribute = HANDLERS.get(type(handler).__name__, "")
         if not attribute or found[attribute] is not None:
             raise ValueError(
                 message(
                     given=f"{'a second' if attribute else 'a'} {type(handler).__name__} in kwargs_handlers",
                     why="each handler is stored once, by its class",
-                    allowed=f"at most one object of each of {', '.join(kind.__name__ for kind in HANDLERS)}",
+                    allowed=f"at most one object of each of {', '.join(HANDLERS)}",
                     do="remove it; plugins such as GradientAccumulationPlugin have an argument of their own",
                 )
             )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate.base.messages import message
 from accelerate.config.enums import DistributedType
-from accelerate.state.split import split
 
 if TYPE_CHECKING:
     from accelerate.comm.collectives import Collectives
@@ -96,6 +95,8 @@ class ProcessControl:
             ValueError: columns of different lengths.
             TypeError: a column that can't be divided.
         """
+        from accelerate.state.split import split  # few scripts divide data by hand
+
         yield split(inputs, self.process_index, self.num_processes, apply_padding)
 
     def on_main_process(self, function: Function | None = None) -> Function:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 
 from accelerate.base.messages import message
-from accelerate.config.ddp import DistributedDataParallelKwargs
 from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.enums import DistributedType
 from accelerate.precision.base import Precision
@@ -28,9 +27,7 @@ from accelerate.strategies.unwrap import extract_model_from_parallel
 
 if TYPE_CHECKING:
     from accelerate.checkpointing.records import Record
-
-if TYPE_CHECKING:
-    from accelerate.checkpointing.records import Record
+    from accelerate.config.ddp import DistributedDataParallelKwargs
 
 
 class One(Protocol):
@@ -156,6 +153,10 @@ class Strategy(ABC):
         """Return the full state of `model`, under the names of the bare model."""
         return (extract_model_from_parallel(model, keep_torch_compile=False) if unwrap else model).state_dict()
 
+    def weights(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Return the state of `model` as a checkpoint takes it: whole, or where that would be costly by shard."""
+        return self.state_dict(model)
+
     def load_state_dict(self, model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> Any:
         """Load what :meth:`state_dict` returned; `kwargs` are those of `torch.nn.Module.load_state_dict`."""
         return extract_model_from_parallel(model, keep_torch_compile=False).load_state_dict(state, **kwargs)
@@ -164,14 +165,10 @@ class Strategy(ABC):
         """Return how `models`, whose states are `weights`, are laid out in a checkpoint."""
         from accelerate.checkpointing.records import model_records  # only who saves pays for it
 
-        from accelerate.checkpointing.records import model_records  # only who saves pays for it
-
         return model_records(weights, [partial(self.load_state_dict, model) for model in models], safe)
 
     def optimizer_records(self, optimizers: Sequence[Any], models: Sequence[Any]) -> list[Record]:
         """Return how the states of `optimizers` are laid out in a checkpoint; `models` name their parameters."""
-        from accelerate.checkpointing.records import optimizer_records
-
         from accelerate.checkpointing.records import optimizer_records
 
         return optimizer_records(optimizers, models)
