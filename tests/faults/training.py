@@ -5,6 +5,7 @@ Processes are forked from a server that has imported torch already, so that star
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -99,6 +100,7 @@ def _rank(rank: int, port: int, folder: str, fault: Fault | None, pipe: Any) -> 
     )  # fmt: skip
     import torch
 
+    faulthandler.dump_traceback_later(LIMIT / 2)  # where a rank hangs is on the standard error of the test
     torch.set_num_threads(1)
     if fault is not None and fault.rank == rank:
         arm(fault)

@@ -36,7 +36,7 @@ def gathered(collectives: Collectives, step: Callable[[], T], what: str) -> list
     return [value for value, _ in outcomes]
 
 
-def _agree(error: Exception | None, texts: list[str | None], what: str) -> None:
+def _agree(error: BaseException | None, texts: list[str | None], what: str) -> None:
     """Raise if the step failed anywhere."""
     if error is not None:
         raise error
@@ -45,7 +45,7 @@ def _agree(error: Exception | None, texts: list[str | None], what: str) -> None:
             raise RuntimeError(_elsewhere(what, rank, text))
 
 
-def _text(error: Exception | None) -> str | None:
+def _text(error: BaseException | None) -> str | None:
     return None if error is None else f"{type(error).__name__}: {error}"
 
 
@@ -58,14 +58,16 @@ def decided(collectives: Collectives, decide: Callable[[], T]) -> T:
     return value
 
 
-def _attempt(step: Callable[[], T]) -> tuple[Any, Exception | None]:
+def _attempt(step: Callable[[], T]) -> tuple[Any, BaseException | None]:
     try:
         return step(), None
-    except Exception as error:  # whatever it is, the other ranks have to hear of it before it goes on
-        return None, error
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # whatever it is, the other ranks have to hear of it before it goes on;
+        return None, error  # what torch.distributed.checkpoint raises is no Exception
 
 
-def _portable(error: Exception | None) -> Exception | None:
+def _portable(error: BaseException | None) -> BaseException | None:
     """Return an error that other processes can raise."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from accelerate.base.messages import message
-from accelerate.checkpointing.durable import Sink, rename
+from accelerate.checkpointing.durable import Sink, remove_folder, rename
 from accelerate.checkpointing.folder import unfinished
 from accelerate.checkpointing.layout import LOADERS, SCALER, custom_name
 from accelerate.checkpointing.objects import load_object, save_object
@@ -142,6 +142,37 @@ def save_custom_state(obj: Any, path: str | Path, index: int = 0, save_on_each_n
 def load_custom_state(obj: Any, path: str | Path, index: int = 0) -> None:
     """Restore what `save_custom_state` wrote; nothing that the file contains is executed."""
     obj.load_state_dict(load_object(Path(path) / custom_name(index), map_location="cpu"))
+
+
+def merge_fsdp_weights(
+    checkpoint_dir: str | Path,
+    output_path: str | Path,
+    safe_serialization: bool = True,
+    remove_checkpoint_dir: bool = False,
+) -> None:
+    """Write the model in a folder of shards, as FSDP saves it with SHARDED_STATE_DICT, into one file of weights.
+
+    The main process does it, and needs memory for the greatest tensor (for the whole model without safetensors).
+
+    Args:
+        checkpoint_dir: the folder of shards, such as `checkpoint_0/pytorch_model_fsdp_0`.
+        output_path: the folder that gets `model.safetensors` or `pytorch_model.bin`.
+        safe_serialization: write safetensors; otherwise with `torch.save`.
+        remove_checkpoint_dir: remove the folder of shards once the file is on the disk.
+
+    Raises:
+        ValueError: there are no shards in the folder.
+    """
+    from accelerate.checkpointing.merge import check_mergeable, merge  # only who merges shards pays for it
+
+    state, folder = PartialState(), Path(checkpoint_dir)
+    check_mergeable(folder)
+    if state.is_main_process:
+        path = merge(folder, Path(output_path), safe=safe_serialization)
+        logger.info(f"Merged the shards of {folder} into {path}")
+        if remove_checkpoint_dir:
+            remove_folder(folder)
+    state.wait_for_everyone()
 
 
 def check_map_location(map_location: Any) -> None:

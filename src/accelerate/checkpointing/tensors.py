@@ -73,8 +73,7 @@ def write_stream(sink: Sink, specs: Mapping[str, Spec], fetch: Callable[[str], t
         specs: what the tensors are.
         fetch: returns the tensor of a name, on any device.
     """
-    # Widest first, as the library does it: every tensor begins at a multiple of its item size.
-    order = sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name))
+    order = file_order(specs)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in order:
@@ -86,6 +85,11 @@ def write_stream(sink: Sink, specs: Mapping[str, Spec], fetch: Callable[[str], t
     sink.write(len(text).to_bytes(8, "little") + text)
     for name in order:
         sink.write(bytes_of(fetch(name)))
+
+
+def file_order(specs: Mapping[str, Spec]) -> list[str]:
+    """Return names in the order of the file: widest first, so that each begins at a multiple of its item size."""
+    return sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name))
 
 
 def bytes_of(tensor: torch.Tensor) -> Any:
@@ -135,3 +139,19 @@ def map_tensors_of(path: Path) -> dict[str, torch.Tensor]:
 
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it has no __iter__)
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    """Return what this rank holds of a tensor: its shard, if it is a DTensor."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def like(local: torch.Tensor, other: Any) -> torch.Tensor:
+    """Return what `local` is this rank's part of, sharded as `other` is; itself if that isn't sharded."""
+    if not hasattr(other, "to_local"):
+        return local
+    from torch.distributed.tensor import DTensor  # loaded already, or there would be no such tensor
+
+    facts = {"shape": other.shape, "stride": other.stride(), "run_check": False}
+    return DTensor.from_local(local, other.device_mesh, other.placements, **facts)

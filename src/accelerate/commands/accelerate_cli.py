@@ -31,6 +31,9 @@ COMMANDS: dict[str, Command] = {
     "launch": Command(
         "accelerate.commands.launch:launch_command_parser", "start a script, on as many processes as wanted"
     ),
+    "merge-weights": Command(
+        "accelerate.commands.merge:merge_command_parser", "merge the shards of a saved model into one file of weights"
+    ),
     "test": Command("accelerate.commands.test:test_command_parser", "check that the configuration trains correctly"),
 }
 
