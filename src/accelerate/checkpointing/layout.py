@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from accelerate.base.constants import (
+    FSDP_MODEL_NAME,
     MODEL_NAME,
     OPTIMIZER_NAME,
     RNG_STATE_NAME,
@@ -29,9 +30,24 @@ def numbered(name: str, index: int, suffix: str) -> str:
     return f"{name}{suffix}" if index == 0 else f"{name}_{index}{suffix}"
 
 
-def model_names(index: int) -> tuple[str, str]:
-    """Return the names that model number `index` can have, the one to prefer first."""
-    return numbered(SAFE_MODEL_NAME, index, ".safetensors"), numbered(MODEL_NAME, index, ".bin")
+def model_names(index: int) -> tuple[str, ...]:
+    """Return the names that model number `index` can have, the one to prefer first; the last is a folder of shards."""
+    return (
+        numbered(SAFE_MODEL_NAME, index, ".safetensors"),
+        numbered(MODEL_NAME, index, ".bin"),
+        full_model_name(index),
+        f"{FSDP_MODEL_NAME}_{index}",
+    )
+
+
+def optimizer_names(index: int) -> tuple[str, ...]:
+    """Return the names that optimizer number `index` can have; the last is a folder of shards."""
+    return optimizer_name(index), f"{OPTIMIZER_NAME}_{index}"
+
+
+def full_model_name(index: int) -> str:
+    """Return the file name of sharded model number `index`, written as a whole."""
+    return numbered(FSDP_MODEL_NAME, index, ".bin")
 
 
 def optimizer_name(index: int) -> str:
@@ -61,8 +77,8 @@ def gradients_name(rank: int) -> str:
 
 #: The names of all files of a kind, whatever their number.
 PATTERNS = {
-    "models": re.compile(r"(model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin)"),
-    "optimizers": re.compile(r"optimizer(_\d+)?\.bin"),
+    "models": re.compile(r"model(_\d+)?\.safetensors|pytorch_model(_fsdp)?(_\d+)?\.bin|pytorch_model_fsdp_\d+"),
+    "optimizers": re.compile(r"optimizer(_\d+)?\.bin|optimizer_\d+"),
     "schedulers": re.compile(r"scheduler(_\d+)?\.bin"),
     "custom": re.compile(r"custom_checkpoint_\d+\.pkl"),
     "rng": re.compile(r"random_states_\d+\.pkl"),

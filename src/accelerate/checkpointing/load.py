@@ -18,7 +18,7 @@ from accelerate.checkpointing.layout import LOADERS, MANIFEST, PATTERNS, names_o
 from accelerate.checkpointing.manifest import Manifest, problems_of_files
 from accelerate.checkpointing.objects import load_object
 from accelerate.checkpointing.position import FORMAT_KEY, StatefulLoaderRecord
-from accelerate.checkpointing.records import ModelRecord, Record
+from accelerate.checkpointing.records import ModelRecord, OptimizerRecord, Record
 from accelerate.checkpointing.source import CheckpointError, Source
 from accelerate.checkpointing.training import PARTS, Training
 from accelerate.logging import get_logger
@@ -146,7 +146,8 @@ def parts_of(name: str) -> set[str]:
     """Return the parts that a file belongs to; none for files of hooks."""
     if name == LOADERS:
         return {"data_loaders"}
-    part = next((part for part, pattern in PATTERNS.items() if pattern.fullmatch(name)), None)
+    top = name.partition("/")[0]  # of a folder of shards
+    part = next((part for part, pattern in PATTERNS.items() if pattern.fullmatch(top)), None)
     return {"rng": {"rng", "step"}, "gradients": {"step"}, None: set()}.get(part, {str(part)})
 
 
@@ -207,6 +208,8 @@ def misfits(records: Sequence[Record], source: Source, parts: Collection[str]) -
         expected = {record.name for record in records}
         if part == "models":
             expected = {name for record in records if isinstance(record, ModelRecord) for name in record.names}
+        if part == "optimizers":
+            expected = {name for record in records if isinstance(record, OptimizerRecord) for name in record.found_as}
         if part in parts:
             problems += [
                 f"{name} is there, but nothing is prepared for it"

@@ -81,6 +81,8 @@ def groups_of_names(state_dict: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return where the values of a tensor lie, and how."""
+    if hasattr(tensor, "to_local"):  # sharded: what is tied is one object under all its names
+        return (id(tensor),)
     storage = tensor.untyped_storage().data_ptr()
     return tensor.device, storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 

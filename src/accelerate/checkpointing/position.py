@@ -19,6 +19,7 @@ from accelerate.checkpointing.layout import LOADERS, gradients_name, numbered, r
 from accelerate.checkpointing.manifest import FORMAT
 from accelerate.checkpointing.records import Record, unreadable
 from accelerate.checkpointing.source import Source
+from accelerate.checkpointing.tensors import like, local_of
 from accelerate.cluster.topology import Topology
 from accelerate.devices.device import Device
 from accelerate.devices.random import TORCH_KEY, rng_state, seed_everything, set_rng_state
@@ -151,7 +152,7 @@ class GradientsRecord(Record):
     def state(self) -> Any:
         chosen = set(map(id, self.models))
         return {
-            key: parameter.grad.detach()
+            key: local_of(parameter.grad.detach())
             for key, parameter in self._parameters()
             if parameter.grad is not None and id(self.all_models[int(key.partition(".")[0])]) in chosen
         }
@@ -167,7 +168,7 @@ class GradientsRecord(Record):
         if problems := unreadable(source, self.name):
             return problems
         saved, mine = source.object(self.name), dict(self._parameters())
-        others = [key for key in saved if key not in mine or mine[key].shape != saved[key].shape]
+        others = [key for key in saved if key not in mine or local_of(mine[key]).shape != saved[key].shape]
         return [f"{self.name} holds gradients of other parameters than the models have"] if others else []
 
     def _left_out(self, source: Source) -> bool:
@@ -183,7 +184,7 @@ class GradientsRecord(Record):
         saved = source.object(self.name)
         for key, parameter in self._parameters():
             if key in saved:
-                parameter.grad = saved[key].to(parameter.device, copy=True)
+                parameter.grad = like(saved[key].to(parameter.device, copy=True), parameter)
 
 
 class LoadersRecord(Record):

@@ -10,21 +10,30 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from accelerate.base.messages import warn_once
-from accelerate.checkpointing.durable import Sink
-from accelerate.checkpointing.layout import custom_name, model_names, optimizer_name, scheduler_name
+from accelerate.checkpointing.durable import FileFact, Sink
+from accelerate.checkpointing.layout import (
+    custom_name,
+    model_names,
+    optimizer_name,
+    optimizer_names,
+    scheduler_name,
+)
 from accelerate.checkpointing.objects import (
     groups_of_names,
     unsafe_globals,
     without_shared_tensors,
     write_object,
 )
+from accelerate.checkpointing.optimizer_states import by_number, names_of_groups, unknown_names
 from accelerate.checkpointing.source import Source
 from accelerate.checkpointing.tensors import read_specs, write_tensors
+from accelerate.comm.collectives import Collectives
 
 
 class Record(ABC):
@@ -48,8 +57,27 @@ class Record(ABC):
     def state(self) -> Any:
         """Return what is to be written; it may share memory with the object."""
 
+    def save(self, folder: Path, state: Any, collectives: Collectives) -> dict[str, FileFact]:
+        """Write what `state` returned, or a copy of it, and return what the files of this rank look like.
+
+        Args:
+            folder: the checkpoint that is being written.
+            state: what to write.
+            collectives: all ranks, of which a record that is written everywhere may ask something.
+        """
+        return self.save_file(folder, state)
+
+    def save_file(self, folder: Path, state: Any) -> dict[str, FileFact]:
+        """Write one file."""
+        sink = Sink(folder / self.name)
+        try:
+            self.write(sink, state)
+            return {self.name: sink.finish()}
+        finally:
+            sink.close()
+
     def write(self, sink: Sink, state: Any) -> None:
-        """Write what `state` returned, or a copy of it."""
+        """Write what `state` returned, or a copy of it, into one file."""
         write_object(sink, state)
 
     @abstractmethod
@@ -127,18 +155,41 @@ class OptimizerRecord(ObjectRecord):
 
     def __init__(self, index: int, optimizer: Any, names: list[list[str | None]]) -> None:
         super().__init__(optimizer_name(index), optimizer)
+        self.found_as = optimizer_names(index)
         self.index = index
         self.names = names
 
+    def file(self, source: Source) -> str | None:
+        """Return the name of the optimizer's file in `source`."""
+        return next((name for name in self.found_as if source.has(name)), None)
+
     def check(self, source: Source) -> list[str]:
-        problems = unreadable(source, self.name)
-        if problems:
+        name = self.file(source)
+        problems = self._unreadable(source, name or self.name)
+        if name is None or problems:
             return problems
-        groups = [len(group["params"]) for group in source.object(self.name)["param_groups"]]
+        saved = self._saved(source, name)
+        groups = [len(group["params"]) for group in saved["param_groups"]]
         own = [len(group["params"]) for group in self.owner.param_groups]
         if groups != own:
-            return [f"{self.name} has parameter groups of {groups} parameters, the optimizer of {own}"]
-        return self._check_names(source) or self._check_shapes(source)
+            return [f"{name} has parameter groups of {groups} parameters, the optimizer of {own}"]
+        unknown = unknown_names(saved, self.names)
+        if unknown:
+            return [f"{name} holds parameters that the optimizer doesn't: {shortened(unknown)}"]
+        return self._check_names(source) or self._check_shapes(by_number(saved, self.names))
+
+    def _unreadable(self, source: Source, name: str) -> list[str]:
+        """Return why the state can't be read, a line or none."""
+        return unreadable(source, name)
+
+    def _saved(self, source: Source, name: str) -> Mapping[str, Any]:
+        """Return the saved state, of parameters by number or by name."""
+        return {"state": {}, **source.object(name)}  # a folder of shards lists no empty state
+
+    def restore(self, source: Source) -> None:
+        name = self.file(source)
+        assert name is not None
+        self.owner.load_state_dict(source.owned(by_number(self._saved(source, name), self.names)))
 
     def _check_names(self, source: Source) -> list[str]:
         recorded = source.manifest.parameters if source.manifest is not None else []
@@ -148,9 +199,9 @@ class OptimizerRecord(ObjectRecord):
         others = [f"{mine} (saved: {saved})" for saved, mine in pairs if saved != mine and saved and mine]
         return [f"{self.name} holds other parameters in the place of {shortened(others)}"] if others else []
 
-    def _check_shapes(self, source: Source) -> list[str]:
+    def _check_shapes(self, state: Mapping[str, Any]) -> list[str]:
         """Compare the states of parameters with those that the optimizer has; one that never stepped has none."""
-        saved = source.object(self.name)["state"]
+        saved = state["state"]
         parameters = itertools.chain(*(group["params"] for group in self.owner.param_groups))
         others = []
         for number, parameter in enumerate(parameters):
@@ -205,7 +256,7 @@ class ModelRecord(Record):
         name = self.file(source)
         if name is None:
             return [f"{self.names[0]} is missing"]
-        if not name.endswith(".safetensors") and (problems := unreadable(source, name)):
+        if source.has_file(name) and not name.endswith(".safetensors") and (problems := unreadable(source, name)):
             return problems
         saved = self._shapes(source, name)
         groups = groups_of_names(_tensors(self.weights))
@@ -223,6 +274,8 @@ class ModelRecord(Record):
         return name is not None and (name.endswith(".safetensors") or not unreadable(source, name))
 
     def _shapes(self, source: Source, name: str) -> dict[str, tuple[int, ...] | None]:
+        if not source.has_file(name):
+            return source.shapes(name)
         if name.endswith(".safetensors"):
             return dict(read_specs(source.folder / name))
         return {key: _shape(value) for key, value in source.tensors(name).items()}
@@ -264,21 +317,26 @@ def model_records(
 
 def optimizer_records(optimizers: Sequence[Any], models: Sequence[torch.nn.Module]) -> list[Record]:
     """Return the records of optimizers in order; `models` gives their parameters names."""
-    names = {id(parameter): name for model in models for name, parameter in _named_parameters(model)}
+    names = names_by_identity(models)
     return [
-        OptimizerRecord(
-            index,
-            optimizer,
-            [[names.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups],
-        )
+        OptimizerRecord(index, optimizer, names_of_groups(optimizer, names))
         for index, optimizer in enumerate(optimizers)
     ]
+
+
+def names_by_identity(models: Sequence[torch.nn.Module]) -> dict[int, str]:
+    """Return the names that parameters have in the bare models, by the parameters' identity."""
+    return {id(parameter): name for model in models for name, parameter in _named_parameters(model)}
+
+
+#: What wrappers put into the names of parameters.
+WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
 def _named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Yield parameters by the names they have in the bare model."""
     for name, parameter in model.named_parameters():
-        kept = [part for part in name.split(".") if part not in ("module", "_orig_mod")]
+        kept = [part for part in name.split(".") if part not in WRAPPER_PARTS]
         yield ".".join(kept), parameter
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.checkpointing.agreement import decided, gathered, together
-from accelerate.checkpointing.durable import FileFact, Sink, fact_of, flush_file, flush_folder, remove_folder
+from accelerate.checkpointing.durable import FileFact, fact_of, flush_file, flush_folder, remove_folder
 from accelerate.checkpointing.folder import clear_leftovers, commit, rotate, unfinished
 from accelerate.checkpointing.layout import MANIFEST
 from accelerate.checkpointing.manifest import Manifest, now
@@ -147,12 +147,7 @@ class Job:
         """Write this rank's files and return what they look like, with which folder they are in."""
         facts = {}
         for record, state in self.states:
-            sink = Sink(self.staging.staged / record.name)
-            try:
-                record.write(sink, state)
-                facts[record.name] = sink.finish()
-            finally:
-                sink.close()
+            facts.update(record.save(self.staging.staged, state, self.collectives))
         self.states = []  # lets go of a snapshot
         return self.staging.shared, self.staging.topology.node_rank, facts
 

@@ -56,6 +56,10 @@ class Source:
         return self.manifest.world_size if self.manifest is not None else len(names_of("rng", self.folder))
 
     def has(self, name: str) -> bool:
+        """Return whether it has a file, or a folder of shards, of this name."""
+        return self.has_file(name) or (self.folder / name / ".metadata").is_file()
+
+    def has_file(self, name: str) -> bool:
         """Return whether it has a file of this name."""
         return (self.folder / name).is_file()
 
@@ -65,6 +69,8 @@ class Source:
 
     def object(self, name: str) -> Any:
         """Return what was written with `torch.save`; opened once, its tensors mapped rather than read."""
+        if name not in self._opened and not self.has_file(name):
+            self._opened[name] = self._whole(name)
         if name not in self._opened:
             self._opened[name] = load_object(
                 self.folder / name, map_location="cpu", **{"mmap": True, **self.load_kwargs}
@@ -78,6 +84,19 @@ class Source:
         if name not in self._opened:
             self._opened[name] = map_tensors_of(self.folder / name)
         return self._opened[name]
+
+    def shapes(self, name: str) -> dict[str, tuple[int, ...] | None]:
+        """Return the shapes of the tensors in a folder of shards, from its metadata alone."""
+        from accelerate.checkpointing.sharded import shapes_in  # only who reads such a folder pays for it
+
+        return shapes_in(self.folder / name, "model")
+
+    def _whole(self, name: str) -> Any:
+        """Return what a folder of shards holds, put together in host memory."""
+        from accelerate.checkpointing.sharded import read_whole  # only who reads such a folder pays for it
+
+        (content,) = read_whole(self.folder / name).values()
+        return content
 
     def owned(self, state: Any) -> Any:
         """Return a state that may outlive the checkpoint.

@@ -37,6 +37,8 @@ class Keeper(Protocol):
 
     def state_dict(self, model: Any, *, unwrap: bool = True) -> dict[str, Any]: ...
 
+    def weights(self, model: Any) -> dict[str, Any]: ...
+
 
 @dataclass(frozen=True)
 class Training:
@@ -60,7 +62,7 @@ class Training:
 
     def weights(self, models: Sequence[torch.nn.Module]) -> list[Any]:
         """Return the states of models under the names of the bare models."""
-        return [self.strategy.state_dict(model) for model in models]
+        return [self.strategy.weights(model) for model in models]
 
     def records(
         self, models: Sequence[Any], weights: Sequence[Any], *, safe: bool = True, parts: Collection[str] = PARTS

@@ -10,20 +10,20 @@ import threading
 import pytest
 import torch
 
-from accelerate.checkpointing import durable, save
+from accelerate.checkpointing import durable, records
 
 
 @pytest.fixture
 def held(monkeypatch):
     """Hold the writer before its first file until the event is set."""
     gate = threading.Event()
-    original = save.Sink
+    original = records.Sink
 
     def waiting(path):
         assert gate.wait(60)
         return original(path)
 
-    monkeypatch.setattr(save, "Sink", waiting)
+    monkeypatch.setattr(records, "Sink", waiting)
     yield gate
     gate.set()
 
@@ -108,15 +108,15 @@ SCRIPT = """
     import sys, time
     import torch
     from accelerate import Accelerator
-    from accelerate.checkpointing import durable, save
+    from accelerate.checkpointing import durable, records
 
-    slow = save.Sink.write
+    slow = records.Sink.write
     def write(self, data):
         time.sleep(0.2)
         if "{what}" == "fail":
             raise OSError("no space left on device")
         return slow(self, data)
-    save.Sink.write = write
+    records.Sink.write = write
     import atexit
     accelerator = Accelerator(cpu=True)
     atexit.register(print, "others were heard")

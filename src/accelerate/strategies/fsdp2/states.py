@@ -1,7 +1,8 @@
-"""The whole state of a sharded model, gathered one tensor at a time."""
+"""The state of a sharded model, by shard or put together one tensor at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,24 +11,35 @@ from torch.distributed.tensor import DTensor
 from accelerate.strategies.relink import canonical_name
 
 
-@torch.no_grad()
-def full_state(model: torch.nn.Module, keep: bool) -> dict[str, Any]:
-    """Return the whole state of `model` in host memory, under the names of the bare model; all ranks take part.
+def sharded_state(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the state of `model` under the names of the bare model.
 
-    Args:
-        model: a model whose parameters are DTensors, or some of them.
-        keep: this rank wants it; the others hold one whole tensor at a time and return an empty dictionary.
+    Its tensors are DTensors that share memory with the parameters; a tied one is the same object under all its names.
     """
     same = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    found: dict[int, Any] = {}
+    state = model.state_dict()
+    return {canonical_name(name): found.setdefault(same.get(name, id(value)), value) for name, value in state.items()}
+
+
+@torch.no_grad()
+def whole(state: Mapping[str, Any], keep: bool) -> dict[str, Any]:
+    """Return a sharded state put together in host memory; all ranks take part.
+
+    Args:
+        state: what `sharded_state` returned.
+        keep: this rank wants it; the others hold one whole tensor at a time and return an empty dictionary.
+    """
     gathered: dict[int, Any] = {}
-    state: dict[str, Any] = {}
-    for name, value in model.state_dict().items():
-        key = same.get(name, id(value))
-        if key not in gathered:
-            gathered[key] = _whole(value, keep)
-        if keep:
-            state[canonical_name(name)] = gathered[key]
-    return state
+    for value in state.values():
+        if id(value) not in gathered:
+            gathered[id(value)] = _whole(value, keep)
+    return {name: gathered[id(value)] for name, value in state.items()} if keep else {}
+
+
+def full_state(model: torch.nn.Module, keep: bool) -> dict[str, Any]:
+    """Return the whole state of `model` in host memory; all ranks take part, see :func:`whole`."""
+    return whole(sharded_state(model), keep)
 
 
 def _whole(value: Any, keep: bool) -> Any:

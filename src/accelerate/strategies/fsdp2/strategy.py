@@ -7,22 +7,30 @@ rank ever holds whole ones; `Accelerator.no_sync` trades that memory for communi
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from accelerate.base.messages import message
+from accelerate.checkpointing.optimizer_states import names_of_groups
+from accelerate.checkpointing.records import Record, names_by_identity
 from accelerate.config.enums import DistributedType
 from accelerate.strategies import norms
 from accelerate.strategies.base import One, Setup, Strategy, refuse_spread_models
 from accelerate.strategies.bundle import Bundle
 from accelerate.strategies.compile import compile_model
+from accelerate.strategies.fsdp2.records import (
+    ShardedModelRecord,
+    ShardedOptimizerRecord,
+    WholeModelRecord,
+    WholeOptimizerRecord,
+)
 from accelerate.strategies.fsdp2.sharding import refuse_wrapped, shard_model, shard_states, units_in
-from accelerate.strategies.fsdp2.states import full_state
+from accelerate.strategies.fsdp2.states import full_state, sharded_state, whole
 from accelerate.strategies.mesh import flat_mesh
 from accelerate.strategies.relink import relinked
 from accelerate.strategies.unwrap import peel
@@ -132,6 +140,34 @@ class FullyShard(Strategy):
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the full state of `model` in host memory on rank 0, an empty dictionary on the others."""
         return full_state(peel(model, parallel=False)[0] if unwrap else model, self.runtime.topology.is_main)
+
+    def weights(self, model: torch.nn.Module) -> dict[str, Any]:
+        return sharded_state(peel(model, parallel=False)[0])
+
+    def model_records(self, models: Sequence[Any], weights: Sequence[Any], *, safe: bool) -> list[Record]:
+        loads = [partial(self.load_whole, model) for model in models] + [None] * (len(weights) - len(models))
+        numbered = list(enumerate(zip(weights, loads, strict=True)))
+        if self._by_shard:
+            return [ShardedModelRecord(index, *each) for index, each in numbered]
+        keep = self.runtime.topology.is_main
+        return [WholeModelRecord(index, state, load, partial(whole, state, keep)) for index, (state, load) in numbered]
+
+    def optimizer_records(self, optimizers: Sequence[Any], models: Sequence[Any]) -> list[Record]:
+        known = names_by_identity(models)
+        named = [(index, each, names_of_groups(each, known)) for index, each in enumerate(optimizers)]
+        if self._by_shard:
+            return [ShardedOptimizerRecord(*each) for each in named]
+        return [WholeOptimizerRecord(*each, self.runtime.topology.is_main) for each in named]
+
+    @property
+    def _by_shard(self) -> bool:
+        """Whether checkpoints are laid out by shard, as the plugin says now."""
+        return self.plugin.state_dict_type.name == "SHARDED_STATE_DICT"
+
+    def load_whole(self, model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> Any:
+        """Load a whole state that every rank has."""
+        options = StateDictOptions(full_state_dict=True, strict=bool(kwargs.pop("strict", True)))
+        return set_model_state_dict(peel(model, parallel=False)[0], dict(state), options=options)
 
     def load_state_dict(self, model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> Any:
         options = StateDictOptions(

@@ -1,0 +1,178 @@
+"""How sharded models and optimizers lie in a checkpoint: by shard, or whole.
+
+Whichever was written, by this strategy or another and by however many processes, is read: shards by each rank for
+itself, whole files by taking this rank's part of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from accelerate.base.constants import FSDP_MODEL_NAME, OPTIMIZER_NAME
+from accelerate.checkpointing.durable import FileFact
+from accelerate.checkpointing.layout import full_model_name, optimizer_name
+from accelerate.checkpointing.optimizer_states import by_name, by_number, flat_names, parameters_of
+from accelerate.checkpointing.records import ModelRecord, OptimizerRecord
+from accelerate.checkpointing.sharded import UNWANTED, empty, is_sharded_folder, outline, read_shards, write_shards
+from accelerate.checkpointing.source import Source
+from accelerate.comm.collectives import Collectives
+
+
+class ShardedModelRecord(ModelRecord):
+    """A model that every rank writes its shards of.
+
+    Args:
+        index: its place among the models.
+        weights: its state: DTensors that share memory with the parameters.
+        load: puts a whole state into the model.
+    """
+
+    everywhere = True
+
+    def __init__(self, index: int, weights: Mapping[str, Any], load: Callable[..., Any] | None) -> None:
+        super().__init__(index, weights, load)
+        self.name = f"{FSDP_MODEL_NAME}_{index}"
+
+    def save(self, folder: Path, state: Any, collectives: Collectives) -> dict[str, FileFact]:
+        return write_shards(folder / self.name, {"model": state}, collectives)
+
+    def restore(self, source: Source) -> None:
+        name = self.file(source)
+        if name is None or not is_sharded_folder(source.folder / name):
+            super().restore(source)
+            return
+        fitting = {key: value for key, value in self.weights.items() if key not in self._misshapen(self._saved(source))}
+        read_shards(source.folder / name, lambda path, entry: fitting.get(".".join(map(str, path[1:])), UNWANTED))
+
+    def _saved(self, source: Source) -> Mapping[str, tuple[int, ...] | None]:
+        name = self.file(source)
+        return {} if name is None else self._shapes(source, name)
+
+
+class WholeModelRecord(ShardedModelRecord):
+    """A sharded model that the main process writes as a whole.
+
+    Args:
+        gather: returns the whole state on the main process; all ranks take part.
+    """
+
+    everywhere = False
+    collective = True
+
+    def __init__(
+        self,
+        index: int,
+        weights: Mapping[str, Any],
+        load: Callable[..., Any] | None,
+        gather: Callable[[], dict[str, Any]],
+    ) -> None:
+        super().__init__(index, weights, load)
+        self.name, self.gather, self.safe = full_model_name(index), gather, False
+
+    def state(self) -> Any:
+        return self.gather()
+
+    def save(self, folder: Path, state: Any, collectives: Collectives) -> dict[str, FileFact]:
+        return self.save_file(folder, state)
+
+
+class ShardedOptimizerRecord(OptimizerRecord):
+    """An optimizer of sharded parameters, of whose state every rank writes its shards, by the parameters' names."""
+
+    everywhere = True
+
+    def __init__(self, index: int, optimizer: Any, names: list[list[str | None]]) -> None:
+        super().__init__(index, optimizer, names)
+        self.name = f"{OPTIMIZER_NAME}_{index}"
+
+    def state(self) -> Any:
+        return by_name(self.owner.state_dict(), self.names)
+
+    def save(self, folder: Path, state: Any, collectives: Collectives) -> dict[str, FileFact]:
+        return write_shards(folder / self.name, {"optimizer": state}, collectives)
+
+    def _unreadable(self, source: Source, name: str) -> list[str]:
+        if source.has_file(name) or not source.has(name):
+            return super()._unreadable(source, name)
+        try:
+            self._saved(source, name)
+        except Exception as error:  # whatever it is goes into the report, with everything else that is wrong
+            return [f"{name} can't be read: {error}"]
+        return []
+
+    def _saved(self, source: Source, name: str) -> Mapping[str, Any]:
+        if source.has_file(name):
+            return super()._saved(source, name)
+        return {"state": {}, **outline(source.folder / name, "optimizer", lambda path: path[0] == "param_groups")}
+
+    def restore(self, source: Source) -> None:
+        name = self.file(source)
+        assert name is not None
+        if is_sharded_folder(source.folder / name):
+            saved = self._read(source.folder / name)
+        else:
+            saved = by_number(source.object(name), self.names)
+            saved["state"] = {number: self._shares(number, each) for number, each in saved["state"].items()}
+        self.owner.load_state_dict(source.owned(saved))
+
+    def _read(self, folder: Path) -> dict[str, Any]:
+        """Return the state in a folder of shards, of which this rank reads its own."""
+        parameters = dict(zip(flat_names(self.names), parameters_of(self.owner), strict=True))
+
+        def choose(path: tuple[Any, ...], entry: Any) -> Any:
+            if path[1] != "state":
+                return None
+            parameter = parameters.get(path[2])
+            if parameter is None:
+                return UNWANTED
+            if entry is not None and tuple(entry.size) == tuple(parameter.shape):
+                return torch.empty_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
+            return empty(entry)
+
+        return by_number({"state": {}, **read_shards(folder, choose)["optimizer"]}, self.names)
+
+    def _shares(self, number: int, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this rank's part of what was saved whole for a parameter."""
+        parameter = parameters_of(self.owner)[number]
+        if not isinstance(parameter, DTensor):
+            return dict(state)
+        device = parameter.to_local().device
+        return {
+            key: distribute_tensor(value.to(device), parameter.device_mesh, parameter.placements)
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            else value
+            for key, value in state.items()
+        }
+
+
+class WholeOptimizerRecord(ShardedOptimizerRecord):
+    """An optimizer of sharded parameters whose state the main process writes as a whole.
+
+    Args:
+        keep: this rank writes it.
+    """
+
+    everywhere = False
+    collective = True
+
+    def __init__(self, index: int, optimizer: Any, names: list[list[str | None]], keep: bool) -> None:
+        super().__init__(index, optimizer, names)
+        self.name, self.keep = optimizer_name(index), keep
+
+    def state(self) -> Any:
+        named = super().state()
+        return {**named, "state": {name: self._gathered(each) for name, each in named["state"].items()}}
+
+    def _gathered(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        whole = {key: each.full_tensor() if isinstance(each, DTensor) else each for key, each in state.items()}
+        if not self.keep:
+            return {}
+        return {key: each.to("cpu", copy=True) if hasattr(each, "to") else each for key, each in whole.items()}
+
+    def save(self, folder: Path, state: Any, collectives: Collectives) -> dict[str, FileFact]:
+        return self.save_file(folder, state)
