@@ -17,8 +17,17 @@ __getattr__, __dir__, __all__ = lazy_exports(
     {
         "accelerate.accelerator": ["Accelerator"],
         "accelerate.base.packages": ["is_rich_available"],
-        "accelerate.big_modeling": ["init_empty_weights", "init_on_device"],
+        "accelerate.big_modeling": [
+            "cpu_offload",
+            "cpu_offload_with_hook",
+            "disk_offload",
+            "dispatch_model",
+            "init_empty_weights",
+            "init_on_device",
+            "load_checkpoint_and_dispatch",
+        ],
         "accelerate.big_modeling.device_map": ["infer_auto_device_map"],
+        "accelerate.big_modeling.loading": ["load_checkpoint_in_model"],
         "accelerate.config.autocast": ["AutocastKwargs"],
         "accelerate.config.data_loader": ["DataLoaderConfiguration"],
         "accelerate.config.ddp": ["DistributedDataParallelKwargs"],

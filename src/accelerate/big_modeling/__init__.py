@@ -1,18 +1,27 @@
 """Models larger than a device: build them without memory, plan where their parts go, load, offload and run them.
 
-`meta` builds models without memory. `units`, `sizes` and `tied` say what a model consists of, `budget` what devices may
-hold; `planner` divides the parts of a `tree` among them, and `device_map` makes, tidies and checks the maps.
+`meta` builds models without memory. `units`, `sizes` and `tied` say what a model consists of, `budget` what devices
+may hold; `planner` divides the parts of a `tree` among them, and `device_map` makes, tidies and checks the maps.
+`spans` and `checkpoint_file` find tensors in files, `loading` brings them to their places. `store` is the format of
+offload folders, `offloaded` the mapping that hooks get weights from, and `dispatch` puts the hooks on a model.
 """
 
 from __future__ import annotations
 
+from accelerate.big_modeling.checkpoints import load_checkpoint_and_dispatch
 from accelerate.big_modeling.device_map import check_device_map
+from accelerate.big_modeling.dispatch import cpu_offload, cpu_offload_with_hook, disk_offload, dispatch_model
 from accelerate.big_modeling.meta import init_empty_weights, init_on_device
 from accelerate.hooks import attach_align_device_hook_on_blocks
 
 __all__ = [
     "attach_align_device_hook_on_blocks",
     "check_device_map",
+    "cpu_offload",
+    "cpu_offload_with_hook",
+    "disk_offload",
+    "dispatch_model",
     "init_empty_weights",
     "init_on_device",
+    "load_checkpoint_and_dispatch",
 ]

@@ -21,6 +21,7 @@ from accelerate.big_modeling.planner import Decision, Planner
 from accelerate.big_modeling.sizes import class_names
 from accelerate.big_modeling.tree import Tree
 from accelerate.big_modeling.units import readable
+from accelerate.hooks.tensors import all_module_tensors, state_names
 
 logger = logging.getLogger("accelerate.utils.modeling")
 
@@ -176,8 +177,8 @@ def check_device_map(model: torch.nn.Module, device_map: Mapping[str, Any]) -> N
         ValueError: parameters or buffers of the state dict that the map says nothing about; all are named.
     """
     modules = {name for name, _ in model.named_modules()} | {""}
-    tensors = list(_state_names(model))
-    unknown = sorted(device_map.keys() - modules - set(tensors))
+    tensors = list(state_names(model))
+    unknown = sorted(device_map.keys() - modules - {name for name, _ in all_module_tensors(model, recurse=True)})
     if unknown:
         warnings.warn(
             f"The following device_map keys do not match any submodules in the model: {unknown}", stacklevel=2
@@ -185,15 +186,6 @@ def check_device_map(model: torch.nn.Module, device_map: Mapping[str, Any]) -> N
     missing = [name for name in tensors if not any(part in device_map for part in (name, *_above(name, "")))]
     if missing:
         raise ValueError(_not_covered(missing, unknown, modules))
-
-
-def _state_names(model: torch.nn.Module) -> Iterator[str]:
-    """Yield the names of the state dict, without building it."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        prefix = f"{path}." if path else ""
-        yield from (prefix + key for key, value in module._parameters.items() if value is not None)
-        kept = (key for key in module._buffers if key not in module._non_persistent_buffers_set)
-        yield from (prefix + key for key in kept if module._buffers[key] is not None)
 
 
 def _not_covered(missing: list[str], unknown: list[str], modules: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,16 +75,26 @@ def device_of_name(name: str, device_map: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: it says nothing about it.
     """
-    part = name
-    while part not in device_map:
-        if not part:
-            raise ValueError(
-                message(
-                    given=f"a device map of {', '.join(map(repr, device_map)) or 'nothing'}",
-                    why=f"the `device_map` does not contain the module of {name}",
-                    allowed="names of modules or parameters, '' for the whole model",
-                    do=f"add a module that {name} is in",
-                )
-            )
-        part = part.rpartition(".")[0]
-    return device_map[part]
+    for part in (name, *modules_around(name)):
+        if part in device_map:
+            return device_map[part]
+    raise ValueError(
+        message(
+            given=f"a device map of {', '.join(map(repr, device_map)) or 'nothing'}",
+            why=f"the `device_map` does not contain the module of {name}",
+            allowed="names of modules or parameters, '' for the whole model",
+            do=f"add a module that {name} is in",
+        )
+    )
+
+
+def placed_by(device_map: Mapping[str, Any], name: str) -> Any:
+    """Return where a device map puts a parameter, or None if it says nothing about it."""
+    return next((device_map[part] for part in (name, *modules_around(name)) if part in device_map), None)
+
+
+def modules_around(name: str) -> Iterator[str]:
+    """Yield the modules that something is in, from inside out; the last is the model."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name

@@ -129,11 +129,15 @@ class AlignDevicesHook(ModelHook):
         """Give an offloaded module its weights back, where they were; what was on meta stays there."""
         if not self.offload:
             return module
-        weights = self.weights_map or {}
+        weights: Mapping[str, Any] = {} if self.weights_map is None else self.weights_map
         for name, device in self.original_devices.items():
             if device.type != "meta":
                 set_module_tensor_to_device(module, name, device, value=weights.get(name))
         return module
+
+    def names(self) -> list[str]:
+        """Return the names, in the module, of the weights that are brought in."""
+        return [slot.name for slot in self._slots]
 
     def _offload(self, module: torch.nn.Module) -> None:
         """Put placeholders in the places of an offloaded module, and its buffers on the device where it runs."""
@@ -157,7 +161,8 @@ class AlignDevicesHook(ModelHook):
         own = {
             slot.name: tensors[slot.name].to("cpu") for slot in self._slots if tensors[slot.name].device.type != "meta"
         }
-        return {**(self.weights_map or {}), **own} if own else self.weights_map or {}
+        weights: Mapping[str, Any] = {} if self.weights_map is None else self.weights_map
+        return {**weights, **own} if own else weights
 
     def _place_buffers(self, module: torch.nn.Module) -> None:
         """Move the buffers that are not offloaded to the device where the module runs."""
@@ -179,8 +184,8 @@ class AlignDevicesHook(ModelHook):
                 self._fill()
 
     def _fill(self) -> None:
-        if self._weights.mapping is not self.weights_map:
-            self._weights = weights_of(self.weights_map or {}, tuple(slot.name for slot in self._slots))
+        if self._weights.mapping is not self.weights_map and self.weights_map is not None:
+            self._weights = weights_of(self.weights_map, tuple(slot.name for slot in self._slots))
         device = self._device()
         keep = self._weights.keeps and (device is None or device.type == "cpu")
         values = self._weights.onload(device, self.tied_params_map or {}, self.tied_pointers_to_remove)

@@ -10,6 +10,7 @@ import torch
 from accelerate.hooks.align import AlignDevicesHook
 from accelerate.hooks.base import add_hook_to_module
 from accelerate.hooks.placement import TiedTensors
+from accelerate.hooks.tensors import state_names
 from accelerate.hooks.weights import PrefixedDataset
 
 DeviceLike = torch.device | str | int
@@ -31,7 +32,7 @@ def attach_execution_device_hook(
         preload_module_classes: names of classes whose instances get a hook, and the modules in them none.
         tied_params_map: see `AlignDevicesHook`.
     """
-    if "_hf_hook" not in module.__dict__ and next(_state_names(module), None) is not None:
+    if "_hf_hook" not in module.__dict__ and next(state_names(module), None) is not None:
         hook = AlignDevicesHook(execution_device, skip_keys=skip_keys, tied_params_map=tied_params_map)
         add_hook_to_module(module, hook)
     if preload_module_classes is not None and type(module).__name__ in preload_module_classes:
@@ -168,7 +169,8 @@ def _attach_block(
     on_device = {key: value for key, value in shared.items() if key != "offload_buffers"}
     if name not in devices or name not in offloads:
         if root:
-            add_hook_to_module(module, AlignDevicesHook(io_same_device=True, **on_device), append=True)
+            hook = AlignDevicesHook(devices.get(""), io_same_device=True, **on_device)
+            add_hook_to_module(module, hook, append=True)
         return
     device = devices[name]
     if not offloads[name]:
@@ -197,11 +199,3 @@ def _has_tensors(module: torch.nn.Module) -> bool:
 
 def _prefix(name: str) -> str:
     return f"{name}." if name else ""
-
-
-def _state_names(module: torch.nn.Module) -> Any:
-    """Yield the names in the state dict of a module, without building it."""
-    for path, each in module.named_modules():
-        yield from (_prefix(path) + key for key, value in each._parameters.items() if value is not None)
-        kept = (key for key in each._buffers if key not in each._non_persistent_buffers_set)
-        yield from (_prefix(path) + key for key in kept if each._buffers[key] is not None)

@@ -31,6 +31,15 @@ def all_module_tensors(module: torch.nn.Module, recurse: bool) -> Iterator[tuple
     yield from module.named_buffers(recurse=recurse, remove_duplicate=False)
 
 
+def state_names(module: torch.nn.Module) -> Iterator[str]:
+    """Yield the names of the state dict of a module, tied ones too, without building it."""
+    for path, each in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        yield from (prefix + key for key, value in each._parameters.items() if value is not None)
+        kept = (key for key in each._buffers if key not in each._non_persistent_buffers_set)
+        yield from (prefix + key for key in kept if each._buffers[key] is not None)
+
+
 def get_non_persistent_buffers(module: torch.nn.Module, recurse: bool = False, fqns: bool = False) -> set[str]:
     """Return the names of the buffers that are not part of the state dict.
 

@@ -1,4 +1,4 @@
-"""Models larger than a device: their tensors, sizes and device maps; and mixed precision as objects."""
+"""Models larger than a device: their tensors, sizes, device maps and checkpoints; and mixed precision as objects."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from accelerate.base.constants import WEIGHTS_INDEX_NAME
 from accelerate.big_modeling.budget import get_balanced_memory, get_max_memory
 from accelerate.big_modeling.device_map import check_device_map, clean_device_map, infer_auto_device_map
+from accelerate.big_modeling.loading import load_checkpoint_in_model, load_state_dict
 from accelerate.big_modeling.parts import fallback_allocate, get_module_size_with_ties
 from accelerate.big_modeling.sizes import (
     calculate_maximum_sizes,
@@ -15,6 +16,8 @@ from accelerate.big_modeling.sizes import (
     get_max_layer_size,
     get_module_leaves,
 )
+from accelerate.big_modeling.state_dicts import get_state_dict_from_offload, get_state_dict_offloaded_model
+from accelerate.big_modeling.store import load_offloaded_weights
 from accelerate.big_modeling.tied import (
     check_tied_parameters_in_config,
     check_tied_parameters_on_same_device,
@@ -57,9 +60,14 @@ __all__ = [
     "get_module_leaves",
     "get_module_size_with_ties",
     "get_non_persistent_buffers",
+    "get_state_dict_from_offload",
+    "get_state_dict_offloaded_model",
     "has_offloaded_params",
     "id_tensor_storage",
     "infer_auto_device_map",
+    "load_checkpoint_in_model",
+    "load_offloaded_weights",
+    "load_state_dict",
     "logger",
     "named_module_tensors",
     "retie_parameters",

@@ -1,0 +1,46 @@
+"""Read many tensors from files to where they belong, several at a time.
+
+Threads of the system do the reading and the conversion, without holding up each other. A tensor that is converted or
+moved to an accelerator passes through a buffer of its thread; all others are read into their place.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from accelerate.big_modeling.checkpoint_file import CheckpointFile
+from accelerate.big_modeling.spans import Buffer
+
+#: More readers than this do not make a disk faster.
+MOST_READERS = 8
+
+#: A tensor to read: its file, its name there, and where it goes.
+Job = tuple[CheckpointFile, str, torch.Tensor]
+
+
+def read_all(jobs: Iterable[Job]) -> None:
+    """Read tensors to where they go; the first error is raised when the others have ended.
+
+    Args:
+        jobs: what to read, in the order in which it lies in the files.
+    """
+    jobs = list(jobs)
+    readers = min(MOST_READERS, os.cpu_count() or 1, len(jobs))
+    if not jobs:
+        return
+    local = threading.local()
+
+    def read(job: Job) -> None:
+        file, name, target = job
+        pinned = target.device.type == "cuda"
+        buffers = local.__dict__.setdefault("buffers", {})
+        file.read_into(name, target, buffers.setdefault(pinned, Buffer(pinned)))
+
+    with ThreadPoolExecutor(readers, thread_name_prefix="accelerate-read") as pool:
+        for _ in pool.map(read, jobs):
+            pass
