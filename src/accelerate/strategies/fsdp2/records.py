@@ -20,6 +20,7 @@ from accelerate.checkpointing.optimizer_states import by_name, by_number, flat_n
 from accelerate.checkpointing.records import ModelRecord, OptimizerRecord
 from accelerate.checkpointing.sharded import UNWANTED, empty, is_sharded_folder, outline, read_shards, write_shards
 from accelerate.checkpointing.source import Source
+from accelerate.checkpointing.tensors import like, local_of
 from accelerate.comm.collectives import Collectives
 
 
@@ -119,6 +120,17 @@ class ShardedOptimizerRecord(OptimizerRecord):
             saved = by_number(source.object(name), self.names)
             saved["state"] = {number: self._shares(number, each) for number, each in saved["state"].items()}
         self.owner.load_state_dict(source.owned(saved))
+
+    def take_shards(self, saved: Mapping[str, Any]) -> None:
+        """Load what this rank held of the state, out of a file of its own."""
+        state = by_number(saved, self.names)
+        for number, each in state["state"].items():
+            parameter = parameters_of(self.owner)[number]
+            own = local_of(parameter)
+            for key, value in each.items():
+                if isinstance(value, torch.Tensor) and value.shape == own.shape:
+                    each[key] = like(value.to(own.device), parameter)
+        self.owner.load_state_dict(state)
 
     def _read(self, folder: Path) -> dict[str, Any]:
         """Return the state in a folder of shards, of which this rank reads its own."""
