@@ -1,5 +1,6 @@
 # make demo    train a small network on 1,797 handwritten digits, on two CPU processes
 # make test    lint, then every test
+# make test-faults  kill a training run 100 times while it saves (half an hour or less)
 # make lint    ruff, mypy, import-linter
 # make format  let ruff rewrite what it can
 # make docs    rewrite the tables of settings in docs/cli.md
@@ -20,7 +21,7 @@ PYTEST_ARGS ?=
 TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format docs bench bench-env clean
+.PHONY: help env demo test test-faults lint format docs bench bench-env clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -40,6 +41,10 @@ demo: $(STAMP)
 
 test: lint
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+# The ordinary suite kills ten times; here every point inside of saving has its turn.
+test-faults: $(STAMP)
+	ACCELERATE_TEST_KILLS=100 $(TEST_ENV) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

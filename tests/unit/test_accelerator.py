@@ -125,7 +125,11 @@ BAD_ARGUMENTS = {
         ValueError,
         "a second GradScalerKwargs",
     ),
-    "a capability of a later version": ({"megatron_lm_plugin": object()}, NotImplementedError, "not part of this version"),
+    "a capability of a later version": (
+        {"megatron_lm_plugin": object()},
+        NotImplementedError,
+        "not part of this version",
+    ),
     "an unknown scheduler unit": ({"scheduler_unit": "epoch"}, ValueError, "scheduler unit 'epoch'"),
     "an old spelling against a new one": (
         {"even_batches": True, "dataloader_config": DataLoaderConfiguration(even_batches=False)},
