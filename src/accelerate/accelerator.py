@@ -23,6 +23,7 @@ from accelerate.config.arguments import (
     choose_accumulation,
     choose_dynamo,
     choose_fsdp,
+    choose_parallelism,
     modern_autocast,
     modern_spellings,
     refuse_missing_capabilities,
@@ -32,6 +33,7 @@ from accelerate.config.data_loader import DataLoaderConfiguration
 from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.enums import DynamoBackend, PrecisionType
 from accelerate.config.gradient_accumulation import GradientAccumulationPlugin
+from accelerate.config.parallelism import ParallelismConfig
 from accelerate.config.project import ProjectConfiguration
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from accelerate.data_loader.metrics import gather_for_metrics
@@ -83,6 +85,7 @@ class Accelerator(ModelControl):
         step_scheduler_with_optimizer: prepared schedulers move only when their optimizer does.
         kwargs_handlers: one object of each handler class, see `accelerate.utils`.
         fsdp_plugin: shard parameters, gradients and optimizer states; ACCELERATE_USE_FSDP makes one of FSDP_*.
+        parallelism_config: the sizes of the axes that processes are laid out on.
         dynamo_backend, dynamo_plugin: compile prepared models with `torch.compile`.
         scheduler_unit: "process" moves a prepared scheduler by one step per process and call (the rule of 1.15, for
             schedules counted in batches of one process); "update" by one step per call.
@@ -120,7 +123,7 @@ class Accelerator(ModelControl):
         dynamo_backend: DynamoBackend | str | None = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
         deepspeed_plugins: Any = None,
-        parallelism_config: Any = None,
+        parallelism_config: ParallelismConfig | None = None,
         *,
         scheduler_unit: str = "process",
         keep_output_dtype: bool = False,
@@ -131,7 +134,6 @@ class Accelerator(ModelControl):
             torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
             deepspeed_plugins=deepspeed_plugins,
-            parallelism_config=parallelism_config,
             log_with=log_with,
         )
         modern = modern_spellings(
@@ -155,6 +157,7 @@ class Accelerator(ModelControl):
                 cpu=cpu,
                 dynamo_plugin=dynamo,
                 fsdp_plugin=choose_fsdp(fsdp_plugin),
+                parallelism_config=choose_parallelism(parallelism_config),
                 _from_accelerator=True,
                 **(self.init_handler.to_kwargs() if self.init_handler is not None else {}),
             )
@@ -179,8 +182,15 @@ class Accelerator(ModelControl):
             autocast_handler=self.autocast_handler,
             keep_output_dtype=keep_output_dtype,
         )
-        plugin = getattr(self.state, "fsdp_plugin", None)
-        self._strategy = select_strategy(Setup(self.runtime, self._precision, dynamo, self.ddp_handler, plugin))
+        setup = Setup(
+            self.runtime,
+            self._precision,
+            dynamo,
+            self.ddp_handler,
+            getattr(self.state, "fsdp_plugin", None),
+            *self._lay_out(),
+        )
+        self._strategy = select_strategy(setup)
         self.state.set_distributed_type(self._strategy.label())
         self.native_amp = self._precision.spec.compute is not None
         self._models: list[torch.nn.Module] = []
@@ -351,6 +361,7 @@ class Accelerator(ModelControl):
                 data_seed=config.data_seed,
                 non_blocking=config.non_blocking,
                 use_stateful_dataloader=config.use_stateful_dataloader,
+                torch_device_mesh=self.torch_device_mesh,
             )
             mark_prepared(data_loader)
         if data_loader not in self._dataloaders:
@@ -568,7 +579,7 @@ class Accelerator(ModelControl):
 
     def end_training(self) -> None:
         """Finish: wait for what is still being saved, and leave the process group. Call it at the end of the script."""
-        self._background.close()
+        self._close_checkpoints()
         self.state.destroy_process_group()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Accelerator:

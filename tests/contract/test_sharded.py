@@ -68,6 +68,28 @@ CASES = {
 }
 
 
+#: Axes of two processes each, with the share of the parameters that a rank holds on four processes.
+MESHES = {
+    "replicas of shards": (Case(mesh={"dp_replicate_size": 2, "dp_shard_size": 2}, clip=0.1, steps=2), 2),
+    "shards": (Case(mesh={"dp_shard_size": 4}, tied=True), 4),
+    "sizes are found out": (Case(mesh={}), 4),
+    "replicas alone": (Case(plugin=None, mesh={"dp_replicate_size": 4}, clip=0.1), 1),
+    "replicas of shards, other seeds": (Case(mesh={"dp_replicate_size": 2, "dp_shard_size": 2}, seeds=True), 2),
+}
+
+
+@pytest.mark.parametrize(("case", "shards"), MESHES.values(), ids=MESHES.keys())
+def test_a_mesh(case, shards):
+    """fp32: weights and norms equal within 1e-5."""
+    outcomes = world_of(4).run(train_case, case)
+    expected = reference_case(case)
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(outcomes[0]["weights"][name], weight, atol=1e-5, rtol=0)
+    for outcome in outcomes:
+        assert outcome["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+        assert outcome["held"] == pytest.approx(expected["held"] / shards, rel=0.1)
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_language_model(several, case):
     """fp32: weights and norms equal within 1e-5."""
@@ -250,6 +272,51 @@ REFUSALS = {
 @pytest.mark.parametrize(("case", "mistake", "text"), REFUSALS.values(), ids=REFUSALS.keys())
 def test_what_is_refused(pair, case, mistake, text):
     for error in pair.run(refusal, case, mistake):
+        assert text in error
+
+
+def laid_out(case: Case) -> dict[str, Any]:
+    accelerator = accelerator_for(case)
+    loader = accelerator.prepare(torch.utils.data.DataLoader(list(range(8)), batch_size=1))
+    return {
+        "axes": accelerator.torch_device_mesh.mesh_dim_names,
+        "ranks": (accelerator.data_parallel_rank, accelerator.data_parallel_shard_rank),
+        "data": [int(batch) for batch in loader],
+        "composable": accelerator.is_composable_parallelism_enabled,
+        "total": accelerator.parallelism_config.total_size,
+    }
+
+
+def test_what_a_mesh_says():
+    found = world_of(4).run(laid_out, Case(mesh={"dp_replicate_size": 2, "dp_shard_size": 2}))
+    assert [each["ranks"] for each in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [each["data"] for each in found] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    for each in found:
+        assert each["axes"] == ("dp_replicate", "dp_shard")
+        assert each["composable"]
+        assert each["total"] == 4
+
+
+def construction(case: Case) -> str:
+    try:
+        accelerator_for(case)
+    except (ValueError, NotImplementedError) as error:
+        return str(error)
+    return "nothing was refused"
+
+
+LAYOUTS = {
+    "too few": (Case(mesh={"dp_shard_size": 3}), "dp_shard_size=2"),
+    "shards without FSDP": (Case(plugin=None, mesh={"dp_shard_size": 2}), "FSDP is what shards parameters"),
+    "FSDP without shards": (Case(mesh={"dp_replicate_size": 2}), "there is nobody to shard over"),
+    "an axis of another version": (Case(mesh={"tp_size": 2}), "set tp_size to 1"),
+    "the first FSDP": (Case(plugin={"fsdp_version": 1}), "--fsdp_version 2"),
+}
+
+
+@pytest.mark.parametrize(("case", "text"), LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_layouts_that_are_refused(pair, case, text):
+    for error in pair.run(construction, case):
         assert text in error
 
 

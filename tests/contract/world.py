@@ -15,7 +15,7 @@ from typing import Any
 
 from accelerate.base.ports import get_free_port
 
-PLUGIN_VARIABLES = ("ACCELERATE_USE_FSDP", "FSDP_")
+PLUGIN_VARIABLES = ("ACCELERATE_USE_FSDP", "FSDP_", "ACCELERATE_USE_PARALLELISM_CONFIG", "PARALLELISM_CONFIG_")
 LIMIT = 120.0  #: seconds that one call may take, including the start of the processes
 
 

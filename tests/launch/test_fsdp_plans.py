@@ -55,6 +55,7 @@ OF_1_15 = {
     "FSDP_VERSION": "1",
 }
 ON = {"ACCELERATE_USE_FSDP": "true"}
+MESH = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
 ON_CPU = {**ON, "ACCELERATE_USE_CPU": "true"}
 
 #: What a launch hands on that is not about FSDP.
@@ -83,6 +84,25 @@ ROWS = {
         {**ON, "FSDP_VERSION": "1", "FSDP_RESHARD_AFTER_FORWARD": "SHARD_GRAD_OP"},
     ),
     "a config of 1.15": ("SCRIPT", WRITTEN_BY_1_15, FOUR_GPUS, {**ON, **OF_1_15, "ACCELERATE_MIXED_PRECISION": "bf16"}),
+    "axes by flag": (
+        "--use_fsdp --parallelism_config_dp_shard_size 4 SCRIPT",
+        "",
+        FOUR_GPUS,
+        {**ON, **MESH, "PARALLELISM_CONFIG_DP_SHARD_SIZE": "4"},
+    ),
+    "axes by config": (
+        "SCRIPT",
+        "{distributed_type: FSDP, num_processes: 4, parallelism_config: {parallelism_config_dp_shard_size: 2, "
+        "parallelism_config_dp_replicate_size: 2, parallelism_config_cp_comm_strategy: allgather}}",
+        FOUR_GPUS,
+        {
+            **ON,
+            **MESH,
+            "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2",
+            "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",
+            "PARALLELISM_CONFIG_CP_COMM_STRATEGY": "allgather",
+        },
+    ),
     "not this time": ("--no_use_fsdp SCRIPT", FSDP, FOUR_GPUS, {"ACCELERATE_USE_FSDP": "false"}),
 }
 

@@ -17,6 +17,7 @@ from accelerate.config.data_loader import DataLoaderConfiguration
 from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.gradient_accumulation import GradientAccumulationPlugin
 from accelerate.config.option import option_of
+from accelerate.config.parallelism import AXES, ParallelismConfig
 from accelerate.config.resolve import Settings, resolve
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ MISSING_CAPABILITIES: dict[str, str] = {
     "deepspeed_plugins": "DeepSpeed",
     "torch_tp_plugin": "tensor parallel training",
     "megatron_lm_plugin": "Megatron-LM",
-    "parallelism_config": "N-dimensional parallel training",
     "log_with": "experiment tracking",
 }
 
@@ -192,6 +192,37 @@ def choose_fsdp(plugin: FullyShardedDataParallelPlugin | None) -> FullyShardedDa
         )
     write("ACCELERATE_USE_FSDP", "true")
     return plugin
+
+
+def choose_parallelism(config: ParallelismConfig | None) -> ParallelismConfig | None:
+    """Return how processes are laid out: `config`, one of the environment when that asks for it, or None.
+
+    Raises:
+        TypeError: it is something else.
+        NotImplementedError: an axis that this version can't train on.
+    """
+    if config is None and parse_flag_from_env("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        config = ParallelismConfig()
+    if config is not None and not isinstance(config, ParallelismConfig):
+        raise TypeError(
+            message(
+                given=f"parallelism_config={config!r}",
+                why="it doesn't say how processes are laid out",
+                allowed="a ParallelismConfig",
+                do="pass parallelism_config=ParallelismConfig(dp_shard_size=2)",
+            )
+        )
+    if config is not None and config.non_dp_dim_names:
+        axis = config.non_dp_dim_names[0]
+        raise NotImplementedError(
+            message(
+                given=f"{axis}_size={config._sizes[axis]}",
+                why=f"this version can't train on an axis for {AXES[axis]}",
+                allowed="dp_replicate_size and dp_shard_size",
+                do=f"set {axis}_size to 1; docs/support.md lists what is there",
+            )
+        )
+    return config
 
 
 def choose_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:

@@ -16,6 +16,7 @@ from accelerate.config.enums import ComputeEnvironment, DistributedType, value_o
 from accelerate.config.files import check_keys
 from accelerate.config.fsdp import FullyShardedDataParallelPlugin
 from accelerate.config.option import Boolean, Choice, Integer, Listing, Section, Text, option, options, shared
+from accelerate.config.parallelism import ParallelismSettings
 from accelerate.config.resolve import Settings
 from accelerate.config.schema import BaseConfig
 
@@ -24,7 +25,11 @@ RESOURCES = "Resource Selection Arguments"
 TPU = "TPU"
 
 # Section of the file -> the dataclass that declares its settings.
-SECTIONS: dict[str, type] = {"dynamo_config": TorchDynamoPlugin, "fsdp_config": FullyShardedDataParallelPlugin}
+SECTIONS: dict[str, type] = {
+    "dynamo_config": TorchDynamoPlugin,
+    "fsdp_config": FullyShardedDataParallelPlugin,
+    "parallelism_config": ParallelismSettings,
+}
 # Before XLA covered more than TPUs, its runs were called TPU.
 FORMER_TYPES = {"tpu": "xla"}
 

@@ -16,6 +16,7 @@ from accelerate.launchers.settings import LaunchSettings, declared
 
 USE_CPU = "ACCELERATE_USE_CPU"
 USE_FSDP = "ACCELERATE_USE_FSDP"
+USE_MESH = "ACCELERATE_USE_PARALLELISM_CONFIG"
 THREADS = "OMP_NUM_THREADS"
 #: Which threads share a core with this one: the same text for all of them.
 CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -26,6 +27,8 @@ def environment(settings: LaunchSettings) -> dict[str, str]:
     env = to_env(declared().values(), {dest: found.value for dest, found in settings.found.items()})
     if settings.uses_fsdp:
         env[USE_FSDP] = "true"
+    if settings.lays_out:
+        env[USE_MESH] = "true"
     env.update(_hardware(settings))
     env.update(_threads(settings))
     return env

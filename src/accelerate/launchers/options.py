@@ -63,6 +63,14 @@ class LaunchOptions:
         group="Training Paradigm Arguments",
         help="Shard parameters, gradients and optimizer states over the processes (FSDP), on any device.",
     )
+    use_parallelism_config: bool = option(
+        False,
+        kind=Boolean(),
+        flag="--use_parallelism_config",
+        env="ACCELERATE_USE_PARALLELISM_CONFIG",
+        group="Training Paradigm Arguments",
+        help="Lay processes out as --parallelism_config_* says; implied when one of these is given.",
+    )
     num_cpu_threads_per_process: int | None = option(
         None,
         kind=Integer(1),

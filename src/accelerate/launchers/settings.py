@@ -15,6 +15,7 @@ from accelerate.base.environ import str_to_bool
 from accelerate.config.cluster import SECTIONS, ClusterConfig
 from accelerate.config.enums import DistributedType, value_of
 from accelerate.config.option import Option, options
+from accelerate.config.parallelism import ParallelismSettings
 from accelerate.config.resolve import Found, Settings, merge
 from accelerate.launchers.hardware import Hardware
 from accelerate.launchers.nvidia import SWITCHES
@@ -118,6 +119,13 @@ class LaunchSettings:
         if self.is_flag("multi_gpu"):
             return bool(self.get("multi_gpu"))
         return self.label not in NO_DEVICES and not self.is_flag("cpu")
+
+    @property
+    def lays_out(self) -> bool:
+        """Whether processes are laid out on a mesh: the flag says so, or the size of an axis was given."""
+        if self.is_flag("use_parallelism_config"):
+            return bool(self.get("use_parallelism_config"))
+        return any(one.dest in self.found for one in options(ParallelismSettings).values())
 
     @property
     def uses_fsdp(self) -> bool:

@@ -26,8 +26,11 @@ from accelerate.strategies.relink import relinked
 from accelerate.strategies.unwrap import extract_model_from_parallel
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from accelerate.checkpointing.records import Record
     from accelerate.config.ddp import DistributedDataParallelKwargs
+    from accelerate.config.parallelism import ParallelismConfig
 
 
 class One(Protocol):
@@ -58,6 +61,8 @@ class Setup:
         dynamo: what `torch.compile` is asked to do.
         ddp_handler: keyword arguments of `DistributedDataParallel` and its communication hooks.
         fsdp_plugin: how parameters are sharded; None where they are not.
+        parallelism: the sizes of the axes that processes are laid out on; None: all see other data.
+        mesh: these axes; None where none has more than one process.
     """
 
     runtime: Runtime
@@ -65,6 +70,8 @@ class Setup:
     dynamo: TorchDynamoPlugin
     ddp_handler: DistributedDataParallelKwargs | None = None
     fsdp_plugin: Any = None
+    parallelism: ParallelismConfig | None = None
+    mesh: DeviceMesh | None = None
 
 
 class Strategy(ABC):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from accelerate.base.messages import message
 from accelerate.checkpointing.control import CheckpointControl
 from accelerate.strategies.base import is_spread
 from accelerate.strategies.join import joined
@@ -13,6 +14,8 @@ from accelerate.strategies.unwrap import extract_model_from_parallel
 if TYPE_CHECKING:
     import torch
 
+    from accelerate.config.parallelism import ParallelismConfig
+    from accelerate.state import AcceleratorState
     from accelerate.strategies.base import Strategy
 
 
@@ -22,7 +25,59 @@ class ModelControl(CheckpointControl):
     if TYPE_CHECKING:  # what a class that inherits from this one has to bring
         _strategy: Strategy
         _dataloaders: list[Any]
+
         even_batches: bool
+        state: AcceleratorState
+
+    def _lay_out(self) -> tuple[ParallelismConfig | None, Any]:
+        """Return the sizes of the axes and their mesh, built for the processes of this run when it is first asked for.
+
+        Raises:
+            ValueError: the product of the sizes isn't the number of processes.
+        """
+        layout = self.state.parallelism_config
+        if layout is not None and self.state.device_mesh is None:
+            layout._validate_accelerator(self)
+            self.state.device_mesh = layout.get_device_mesh(self.state.device.type)
+        return layout, self.state.device_mesh
+
+    @property
+    def parallelism_config(self) -> ParallelismConfig | None:
+        """The sizes of the axes that processes are laid out on; None when all of them see other data."""
+        return self.state.parallelism_config
+
+    @property
+    def torch_device_mesh(self) -> Any:
+        """The mesh of these axes, a `torch.distributed.DeviceMesh`, or None."""
+        return self.state.device_mesh
+
+    @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """Whether models are sharded in a way that other axes can be combined with."""
+        return self.state.is_fsdp2
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which replica this process belongs to."""
+        return self._rank_along("dp_replicate")
+
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """Which shard of its replica this process holds."""
+        return self._rank_along("dp_shard")
+
+    def _rank_along(self, axis: str) -> int:
+        layout = self.state.parallelism_config
+        if layout is None:
+            raise RuntimeError(
+                message(
+                    given=f"the rank of this process along {axis}",
+                    why="processes are not laid out on axes",
+                    allowed="an Accelerator with a parallelism_config",
+                    do=f"pass parallelism_config=ParallelismConfig({axis}_size=...)",
+                )
+            )
+        return int(self.state.device_mesh[axis].get_local_rank()) if axis in layout.active_mesh_dims else 0
 
     def unwrap_model(
         self, model: torch.nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True

@@ -32,12 +32,44 @@ def _shards(setup: Setup) -> bool:
     return setup.fsdp_plugin is not None and setup.runtime.topology.world_size > 1
 
 
+def check_sharding(setup: Setup) -> None:
+    """Refuse axes and settings of sharding that don't go together.
+
+    Raises:
+        ValueError: shards without FSDP, or FSDP without shards.
+        NotImplementedError: FSDP of the first version.
+    """
+    layout, shards = setup.parallelism, _shards(setup)
+    if shards and setup.fsdp_plugin.fsdp_version == 1:
+        raise NotImplementedError(
+            message(
+                given="FSDP with fsdp_version=1, the default",
+                why="this version has FSDP of the second generation only",
+                allowed="fsdp_version=2",
+                do="pass FullyShardedDataParallelPlugin(fsdp_version=2), or launch with --fsdp_version 2",
+            )
+        )
+    if layout is not None and setup.mesh is not None and layout.dp_shard_enabled != shards:
+        raise ValueError(
+            message(
+                given=f"dp_shard_size={layout.dp_shard_size} {'with' if shards else 'without'} FSDP",
+                why="there is nobody to shard over" if shards else "FSDP is what shards parameters",
+                allowed="FSDP with dp_shard_size greater than 1, or neither",
+                do="set dp_shard_size, or leave FSDP out for replicas alone"
+                if shards
+                else "pass fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2), or use dp_replicate_size",
+            )
+        )
+
+
 def select_strategy(setup: Setup) -> Strategy:
     """Return the strategy for this run.
 
     Raises:
         RuntimeError: several XLA processes, whose gradients this version can't exchange.
+        ValueError, NotImplementedError: see :func:`check_sharding`.
     """
+    check_sharding(setup)
     name = next(name for name, wanted in CHOICES if wanted(setup))
     if name == "ddp" and setup.runtime.device.spec.name == "xla":
         raise RuntimeError(

@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "is_tpu_available",
             "shard_checkpoint",
         ],
+        "accelerate.parallelism_config": ["ParallelismConfig"],
         "accelerate.utils.constants": [
             "MITA_PROFILING_AVAILABLE_PYTORCH_VERSION",
             "MODEL_NAME",

@@ -55,8 +55,11 @@ class FullyShard(Strategy):
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """The mesh that parameters are sharded over."""
-        return flat_mesh(self.runtime)
+        """The mesh that parameters are sharded over: one axis, or two of which the first holds replicas."""
+        layout, mesh = self.setup.parallelism, self.setup.mesh
+        if layout is None or mesh is None:
+            return flat_mesh(self.runtime)
+        return mesh[tuple(layout.dp_dim_names)]
 
     def label(self) -> DistributedType:
         return DistributedType.FSDP
