@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import warnings
 from collections import Counter
@@ -68,6 +69,7 @@ def ragged(samples):
 def accelerate(**options):
     from accelerate import Accelerator, DataLoaderConfiguration
 
+    multiprocessing.current_process()._config["daemon"] = False  # ranks of a World may have workers of their own
     return Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**options))
 
 

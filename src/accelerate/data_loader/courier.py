@@ -15,13 +15,14 @@ import torch
 
 from accelerate.base.messages import message
 from accelerate.comm.collectives import Collectives
-from accelerate.comm.tree import leaves, with_leaves
+from accelerate.comm.tree import leaves, leaves_with_paths, with_leaves
 from accelerate.data_loader.dealing import Tail
 from accelerate.data_loader.parts import Step
 
 ALIGNMENT = 16  # bytes of the widest dtype
 HEADER = 32
 FIRST_MESSAGE = 4096  # enough for the description of an ordinary batch
+UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)
 A_STEP, THE_END, A_FAILURE = 0, 1, 2
 
 
@@ -133,7 +134,7 @@ class Courier:
         described = b""
         if signature is None or signature != self._signature:
             self._layout = Layout(parts)
-            described = pickle.dumps((self._layout.skeletons, step.tail, step.rows))
+            described = pickled(self._layout.skeletons, step)
         self._signature = signature
         tensors = [leaf for part in parts.values() for leaf in leaves(part) if travels_as_bytes(leaf)]
         self._send(A_STEP, described, tensors)
@@ -222,6 +223,41 @@ def signature_of(data: Any) -> Any:
     else:
         return None
     return None if None in inside else inside
+
+
+def pickled(skeletons: dict[int, Any], step: Step) -> bytes:
+    """Return the description of a step.
+
+    Raises:
+        TypeError: a leaf is neither a tensor nor anything that pickles.
+    """
+    try:
+        return pickle.dumps((skeletons, step.tail, step.rows))
+    except UNPICKLABLE as error:
+        for skeleton, _, _ in skeletons.values():
+            for path, leaf in leaves_with_paths(skeleton):
+                if not pickles(leaf):
+                    raise TypeError(_not_sendable(leaf, path)) from error
+        raise
+
+
+def pickles(leaf: Any) -> bool:
+    """Tell whether a leaf can be pickled."""
+    try:
+        pickle.dumps(leaf)
+    except UNPICKLABLE:
+        return False
+    return True
+
+
+def _not_sendable(leaf: Any, path: str) -> str:
+    return message(
+        given=f"a batch of a loader with dispatch_batches=True that has a {type(leaf).__name__} at batch{path}",
+        why="rank 0 sends the batches of the others as tensors and pickled objects, and this can't be pickled",
+        allowed="nested tensors and objects that pickle",
+        do="turn it into tensors or plain data in the collate function, or let every process read its own share "
+        "(dispatch_batches=False)",
+    )
 
 
 def _failed(what: str) -> str:

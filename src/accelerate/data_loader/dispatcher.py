@@ -89,7 +89,7 @@ class DataLoaderDispatcher(PreparedLoader):
         """Return a loader that begins `num_batches` later and shares the epoch of this one."""
         return self._twin(skip_batches=self.skip_batches + num_batches)
 
-    def _open(self, start: int, stream: dict[str, Any] | None) -> Iterator[Any]:
+    def _open(self, start: int, stream: list[dict[str, Any]] | None) -> Iterator[Any]:
         topology = self._runtime.topology
         if topology.world_size == 1:
             batches = self._read(start, stream)
@@ -97,7 +97,7 @@ class DataLoaderDispatcher(PreparedLoader):
         steps = self._lead(start, stream) if topology.rank == 0 else self._follow()
         return map(self._own, steps)
 
-    def _lead(self, start: int, stream: dict[str, Any] | None) -> Iterator[Step]:
+    def _lead(self, start: int, stream: list[dict[str, Any]] | None) -> Iterator[Step]:
         """Read, send, and yield steps whose first part is this rank's."""
         courier, parts = self._courier(), self._parts()
         try:

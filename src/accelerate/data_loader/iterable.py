@@ -1,10 +1,14 @@
-"""A share of a stream that every process reads as a whole.
+"""A share of a stream: every process reads all of it and keeps its part, or reads its own sources of it only.
 
-The samples come in rounds, as in `dealing`; the last, incomplete round is completed with the first samples.
+The samples come in rounds, as in `dealing`; the last, incomplete round is completed with the first samples. A share
+can tell how far it has come, so that it can be resumed in workers too: from the state of the stream where that has
+one, and by reading again where it has none.
 """
 
 from __future__ import annotations
 
+import copy
+import operator
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -12,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from accelerate.base.messages import message
 from accelerate.data_loader.dealing import Deal, Tail
 from accelerate.data_loader.marked import Marked
 from accelerate.data_loader.sampler_shards import check_divisible
@@ -34,6 +39,9 @@ class IterableDatasetShard(IterableDataset):
     Raises:
         ValueError: `batch_size` can't be split.
     """
+
+    #: Among how many processes the sources of the stream are divided; None: every process reads all of it.
+    sources: int | None = None
 
     def __init__(
         self,
@@ -58,6 +66,10 @@ class IterableDatasetShard(IterableDataset):
         self.marks = marks
         self.whole_items = whole_items
         self.epoch = 0
+        self._start: Any = None  # the state of the stream before its first sample
+        self._rounds = 0
+        self._part: Iterator[Any] = iter(())  # the samples of the latest round that are yet to be yielded
+        self._resumed: dict[str, Any] | None = None
 
     @property
     def deal(self) -> Deal:
@@ -73,7 +85,7 @@ class IterableDatasetShard(IterableDataset):
     @property
     def total_batch_size(self) -> int | None:
         """The samples of all processes together in one step; None when a sample is a batch of any size."""
-        return None if self.whole_items else self.deal.round_size
+        return None if self.whole_items else self.deal.round_size * (self.sources or 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass, here and in the stream."""
@@ -86,23 +98,124 @@ class IterableDatasetShard(IterableDataset):
         return deal.num_batches(len(self.dataset)) * deal.share
 
     def __iter__(self) -> Iterator[Any]:
+        state, self._resumed = self._resumed, None
+        if state is None or state["stream"] is None:
+            return islice(self._samples(None), 0 if state is None else state["given"], None)
+        return self._samples(state)
+
+    def _samples(self, state: dict[str, Any] | None) -> Iterator[Any]:
+        """Yield this process's samples, from where a state says or from the first one on."""
+        deal = self.deal
+        self._begin(state, deal)
+        samples = iter(self.dataset)
+        one_round = list(islice(samples, deal.round_size))
+        first = one_round if state is None else []
+        start = deal.rank * deal.share
+        while len(one_round) == deal.round_size:
+            yield from self._given_out(one_round[start : start + deal.share])
+            one_round = list(islice(samples, deal.round_size))
+        if one_round and not deal.drop_last:
+            yield from self._given_out(self._completed(one_round, first or self._first_round()))
+
+    def _begin(self, state: dict[str, Any] | None, deal: Deal) -> None:
+        """Let the stream begin, or go on where a state says."""
         generator = getattr(self.dataset, "generator", None)
         if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
             generator.manual_seed(self.epoch)
-        deal, samples = self.deal, iter(self.dataset)
-        first = one_round = list(islice(samples, deal.round_size))
-        start = deal.rank * deal.share
-        while len(one_round) == deal.round_size:
-            yield from one_round[start : start + deal.share]
-            one_round = list(islice(samples, deal.round_size))
-        if one_round and not deal.drop_last:
-            yield from self._completed(one_round, first)
+        if state is None:
+            self._start, self._rounds = state_of(self.dataset), 0
+        else:
+            self._start, self._rounds = state["start"], state["given"] // deal.share
+            self.dataset.load_state_dict(copy.deepcopy(state["stream"]))
 
-    def _completed(self, left: list[Any], first: list[Any]) -> Iterator[Any]:
-        """Yield this process's samples of an incomplete round."""
+    def _given_out(self, part: list[Any]) -> Iterator[Any]:
+        self._part = iter(part)
+        self._rounds += 1
+        return self._part
+
+    def _first_round(self) -> list[Any]:
+        """Read the first samples again; a pass that was resumed has not seen them."""
+        now = state_of(self.dataset)
+        self.dataset.load_state_dict(copy.deepcopy(self._start))
+        first = list(islice(self.dataset, self.deal.round_size))
+        self.dataset.load_state_dict(now)
+        return first
+
+    def _completed(self, left: list[Any], first: list[Any]) -> list[Any]:
+        """Return this process's samples of an incomplete round."""
         deal, part = self.deal, self.deal.last_batch(left, first)
         if not self.marks:
-            return iter(part)
+            return part
         counts = deal.counts(len(left))
         tail = Tail.of_whole_batches(counts, -1, even=True) if self.whole_items else Tail(counts, len(left), deal.share)
-        return iter([Marked(sample, tail) for sample in part])
+        return [Marked(sample, tail) for sample in part]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the present pass has come, with the state of the stream where that has one.
+
+        The stream has been read to the end of a round, so its state tells nothing in the middle of one.
+        """
+        if self._resumed is not None:
+            return self._resumed
+        left = operator.length_hint(self._part)
+        stream = None if left else state_of(self.dataset)
+        return {"given": self._rounds * self.deal.share - left, "start": self._start, "stream": stream}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next pass go on where :meth:`state_dict` was called."""
+        self._resumed = state_dict
+
+
+class SourceShard(IterableDatasetShard):
+    """Yields the samples of one process that reads its own sources (files, shards) of a stream and no others.
+
+    What it doesn't know itself is looked up in the stream of its sources.
+
+    Args:
+        dataset: a stream that has `shard(num_shards=, index=)`, as those of the `datasets` library.
+        batch_size, drop_last, num_processes, process_index, whole_items: see :class:`IterableDatasetShard`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        drop_last: bool,
+        num_processes: int,
+        process_index: int,
+        whole_items: bool = False,
+    ) -> None:
+        own = dataset.shard(num_shards=num_processes, index=process_index)
+        super().__init__(own, batch_size, drop_last, marks=True, whole_items=whole_items)
+        self.sources = num_processes
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # not there yet: this object is being unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __len__(self) -> int:
+        raise TypeError(
+            message(
+                given="len() of a stream of which every process reads its own shards",
+                why="shards may differ in size, and all processes end when the last one does",
+                allowed="len() of datasets with indices",
+                do="count steps, or end the loop at a number of steps",
+            )
+        )
+
+
+def num_sources(dataset: Any) -> int:
+    """Return into how many sources a stream can be divided; 0 when it can't be."""
+    number = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None)
+    return number if isinstance(number, int) and callable(getattr(dataset, "shard", None)) else 0
+
+
+def has_state(dataset: Any) -> bool:
+    """Tell whether a dataset can be resumed from a state."""
+    return hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
+
+
+def state_of(dataset: Any) -> Any:
+    """Return a copy of the state of a dataset; None where it has none."""
+    return copy.deepcopy(dataset.state_dict()) if has_state(dataset) else None

@@ -69,5 +69,5 @@ def length_of(data: Any) -> int | None:
     """Return the length of a dataset or sampler, or None where it has none."""
     try:
         return len(data)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None

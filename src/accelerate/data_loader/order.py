@@ -38,8 +38,17 @@ def agree_on(collectives: Collectives, numbers: list[int]) -> list[int]:
     """Return rank 0's numbers (64 bits each, signed or not)."""
     if collectives.world_size == 1:
         return numbers
-    signed = [number - 2**64 if number >= 2**63 else number for number in numbers]
-    return collectives.broadcast(torch.tensor(signed, device=collectives.device)).tolist()
+    return collectives.broadcast(torch.tensor(signed(numbers), device=collectives.device)).tolist()
+
+
+def gather_numbers(collectives: Collectives, numbers: list[int]) -> list[list[int]]:
+    """Return the numbers (64 bits each, signed or not) of every rank."""
+    return collectives.all_gather(torch.tensor(signed(numbers), device=collectives.device)).tolist()
+
+
+def signed(numbers: list[int]) -> list[int]:
+    """Return numbers of 64 bits as those signed ones that have the same bits."""
+    return [number - 2**64 if number >= 2**63 else number for number in numbers]
 
 
 class Order:

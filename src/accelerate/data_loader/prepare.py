@@ -7,43 +7,23 @@ else its owner put into it stay.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accelerate.base.messages import message, warn_once
 from accelerate.config.enums import RNGType
 from accelerate.data_loader.adapter import DataLoaderAdapter
-from accelerate.data_loader.copies import copy_loader, copy_with
+from accelerate.data_loader.copies import copy_loader
 from accelerate.data_loader.dispatcher import DataLoaderDispatcher
 from accelerate.data_loader.edge import current_runtime
-from accelerate.data_loader.iterable import IterableDatasetShard
-from accelerate.data_loader.marked import MarkingCollate
-from accelerate.data_loader.order import Order, agree_on, order_of, with_own_generator
-from accelerate.data_loader.sampler_shards import BatchSamplerShard, SamplerShard, check_divisible
-from accelerate.data_loader.samplers import SeedableRandomSampler, inner_sampler, with_inner
+from accelerate.data_loader.order import Order
+from accelerate.data_loader.sampler_shards import check_divisible
 from accelerate.data_loader.shard import DataLoaderShard
 from accelerate.data_loader.shares import DataShard
+from accelerate.data_loader.sharing import Rules, drops_last, remaining_rng_types, shared, shared_samplers
 from accelerate.state.runtime import Runtime
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How a loader is to be shared out; the fields are the arguments of :func:`prepare_data_loader`."""
-
-    runtime: Runtime
-    shard: DataShard
-    device: torch.device | str | int | None
-    split_batches: bool
-    even_batches: bool
-    rng_types: list[str | RNGType] | None
-    use_seedable_sampler: bool
-    data_seed: int | None
-    non_blocking: bool
-    use_stateful_dataloader: bool
-    mesh: Any
 
 
 def prepare_data_loader(
@@ -88,7 +68,7 @@ def prepare_data_loader(
 
     Raises:
         ValueError: `split_batches` with a batch size that can't be split, `dispatch_batches` without `put_on_device`,
-            or a share that doesn't exist.
+            a share that doesn't exist, or data of different lengths on different ranks.
     """
     if isinstance(dataloader, DataLoaderAdapter):
         return dataloader
@@ -107,7 +87,7 @@ def prepare_data_loader(
         mesh=torch_device_mesh,
     )
     dispatches = decide_dispatch(dataloader, dispatch_batches, put_on_device)
-    warn_of_ignored(rules, dispatches, put_on_device, slice_fn_for_dispatch)
+    warn_of_ignored(dataloader, rules, dispatches, put_on_device, slice_fn_for_dispatch)
     check_split(dataloader, rules)
     return dispatched(dataloader, rules, slice_fn_for_dispatch) if dispatches else sharded(dataloader, rules)
 
@@ -144,8 +124,15 @@ def decide_dispatch(dataloader: DataLoader, dispatch_batches: bool | None, put_o
     )
 
 
-def warn_of_ignored(rules: Rules, dispatches: bool, put_on_device: bool, slice_fn: Callable[..., Any] | None) -> None:
+def warn_of_ignored(
+    dataloader: DataLoader, rules: Rules, dispatches: bool, put_on_device: bool, slice_fn: Callable[..., Any] | None
+) -> None:
     """Warn of options that have no effect together with the others."""
+    if not rules.even_batches and rules.shard.count > 1:
+        if dispatches:
+            warn_once("`even_batches=False` has no effect on batches that are dispatched: all ranks get as many.")
+        elif isinstance(dataloader.dataset, IterableDataset):
+            warn_once("`even_batches=False` has no effect on iterable datasets: all ranks get as many batches.")
     if slice_fn is not None and not dispatches:
         warn_once(
             "`slice_fn_for_dispatch` has no effect: batches are not dispatched, every process reads its own share."
@@ -166,10 +153,7 @@ def check_split(dataloader: DataLoader, rules: Rules) -> None:
 
 def sharded(dataloader: DataLoader, rules: Rules) -> DataLoaderShard:
     """Return the loader with which this process reads its share itself."""
-    if isinstance(dataloader.dataset, IterableDataset):
-        changes, order = shared_stream(dataloader, rules), Order()
-    else:
-        changes, order = shared_samplers(dataloader, rules, rules.shard)
+    changes, order, lockstep = shared(dataloader, rules)
     return DataLoaderShard(
         dataloader.dataset,
         device=rules.device,
@@ -182,6 +166,7 @@ def sharded(dataloader: DataLoader, rules: Rules) -> DataLoaderShard:
         runtime=rules.runtime,
         order=order,
         shard=rules.shard,
+        lockstep=lockstep,
     )
 
 
@@ -204,90 +189,4 @@ def dispatched(dataloader: DataLoader, rules: Rules, slice_fn: Callable[..., Any
         order=order,
         shard=rules.shard,
         rng_types=remaining_rng_types(rules, order),
-    )
-
-
-def drops_last(dataloader: DataLoader) -> bool:
-    """Return whether a loader leaves out an incomplete last batch."""
-    return dataloader.drop_last or getattr(dataloader.batch_sampler, "drop_last", False)
-
-
-def shared_stream(dataloader: DataLoader, rules: Rules) -> dict[str, Any]:
-    """Return the attributes of the copied loader of a stream that differ."""
-    shard, batch_size = rules.shard, dataloader.batch_size
-    if shard.count == 1:
-        return {}
-    stream = IterableDatasetShard(
-        dataloader.dataset,
-        batch_size or 1,
-        drops_last(dataloader),
-        shard.count,
-        shard.index,
-        rules.split_batches,
-        marks=True,
-        whole_items=batch_size is None,
-    )
-    changes: dict[str, Any] = {"dataset": stream, "collate_fn": MarkingCollate(dataloader.collate_fn)}
-    if batch_size is not None:
-        changes["batch_size"] = stream.deal.share
-        changes["batch_sampler"] = copy_with(dataloader.batch_sampler, batch_size=stream.deal.share)
-    return changes
-
-
-def remaining_rng_types(rules: Rules, order: Order) -> list[str | RNGType] | None:
-    """Return the generators to make equal; "generator" only where there is one and someone to agree with."""
-    if rules.rng_types is None or (order.generator is not None and rules.shard.count > 1):
-        return rules.rng_types
-    return [each for each in rules.rng_types if getattr(each, "value", each) != "generator"]
-
-
-def shared_samplers(dataloader: DataLoader, rules: Rules, shard: DataShard) -> tuple[dict[str, Any], Order]:
-    """Return the attributes of the copied loader that differ, and how its order is agreed on."""
-    name = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
-    sampler = getattr(dataloader, name)
-    if rules.use_seedable_sampler:
-        sampler = seedable(sampler, rules)
-    sampler = with_own_generator(sampler)
-    changes, order = {name: sampler}, order_of(sampler, shared=shard.count > 1)
-    if dataloader.batch_size is not None:
-        changes["sampler"] = inner_sampler(sampler)
-    if shard.count > 1:
-        whole_items = name == "sampler" and not isinstance(sampler, BatchSampler)
-        changes[name] = sampler_share(sampler, rules, whole_items, order)
-        if dataloader.batch_size is not None and rules.split_batches:
-            changes["batch_size"] = dataloader.batch_size // rules.shard.count
-    return changes, order
-
-
-def sampler_share(sampler: Any, rules: Rules, whole_items: bool, order: Order) -> BatchSamplerShard | SamplerShard:
-    """Return the sampler that yields this process's share of the batches of another, or of its single items."""
-    shard = rules.shard
-    if whole_items:
-        return SamplerShard(sampler, shard.count, shard.index, rules.even_batches, opened=order.opened)
-    return BatchSamplerShard(
-        sampler, shard.count, shard.index, rules.split_batches, rules.even_batches, opened=order.opened
-    )
-
-
-def seedable(sampler: Any, rules: Rules) -> Any:
-    """Return the (batch) sampler with a :class:`SeedableRandomSampler` in the place of torch's random one."""
-    inner = inner_sampler(sampler)
-    if not isinstance(inner, RandomSampler) or isinstance(inner, SeedableRandomSampler):
-        return sampler
-    if type(inner) is not RandomSampler:
-        warn_once(
-            f"`use_seedable_sampler=True` has no effect on {type(inner).__name__}, which shuffles in its own way."
-        )
-        return sampler
-    seed = rules.data_seed
-    if seed is None:
-        (seed,) = agree_on(rules.runtime.collectives, [torch.random.initial_seed()])
-    return with_inner(
-        sampler,
-        SeedableRandomSampler(
-            inner.data_source,
-            replacement=inner.replacement,
-            num_samples=inner._num_samples,
-            data_seed=seed % 2**64,
-        ),
     )

@@ -15,20 +15,21 @@ import torch
 from torch.utils.data import IterableDataset
 
 from accelerate.base.messages import warn_once
+from accelerate.comm.collectives import Collectives
 from accelerate.config.enums import RNGType
 from accelerate.data_loader.adapter import DataLoaderAdapter
 from accelerate.data_loader.copies import copy_loader
 from accelerate.data_loader.edge import current_runtime
-from accelerate.data_loader.iterable import IterableDatasetShard
+from accelerate.data_loader.iterable import IterableDatasetShard, has_state
 from accelerate.data_loader.iteration import DataLoaderStateMixin, Pass, length_of
 from accelerate.data_loader.marked import Marked
 from accelerate.data_loader.order import Order, Seeds, order_of, with_own_generator
 from accelerate.data_loader.progress import Progress
 from accelerate.data_loader.rng import synchronize_rng_states
 from accelerate.data_loader.sampler_shards import skipping, with_sampler
-from accelerate.data_loader.samplers import get_sampler, sampler_chain
+from accelerate.data_loader.samplers import get_sampler, sampler_chain, unwrapped
 from accelerate.data_loader.shares import DataShard
-from accelerate.data_loader.stateful import Snapshots
+from accelerate.data_loader.stateful import Snapshots, fits
 from accelerate.data_loader.tails import beginning_at
 from accelerate.state.runtime import Runtime
 
@@ -86,7 +87,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self._reading = self.base_dataloader  # what the present pass reads
 
     @abstractmethod
-    def _open(self, start: int, stream: dict[str, Any] | None) -> Iterator[Any]:
+    def _open(self, start: int, stream: list[dict[str, Any]] | None) -> Iterator[Any]:
         """Return the batches of a pass from number `start` on, on the device; `stream` is a state to begin from."""
 
     @abstractmethod
@@ -104,14 +105,22 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def _see_end(self, this_pass: Pass, batch: Any) -> None:
         """Write into `this_pass` what is real in its last step; `batch`, the last one, does not tell itself."""
 
+    @property
+    def _together(self) -> Collectives | None:
+        """The ranks that read a stream together; None where what is read follows from indices, or one rank reads."""
+        return None
+
     def _is_ragged(self) -> bool:
         """Return whether the ranks may get batches of different sizes in any step."""
         return False
 
     def __iter__(self) -> Iterator[Any]:
         state, progress = self.gradient_state, self.progress
+        if state.between_batches is not None:
+            state.between_batches(None)
         start, stream = self._begin()
         this_pass = Pass(self, self.remainder, self._is_ragged())
+        given = start
         state.enter(this_pass)
         try:
             batches = self._open(start, stream)
@@ -123,19 +132,37 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                     elif this_pass.tail is not None:
                         this_pass.tail = None
                     this_pass.turn = state.turn = state.turn + 1
-                    progress.batches += 1
+                    progress.batches = given = given + 1
                     yield batch
+                    if state.between_batches is not None:
+                        state.between_batches(this_pass)
                     batch = upcoming
                 batch = self._announce_end(this_pass, batch)
                 this_pass.turn = state.turn = state.turn + 1
-                progress.batches += 1
+                progress.batches = given = given + 1
                 yield batch
-            if progress.batches:  # an empty loader stays in its epoch
+                if state.between_batches is not None:
+                    state.between_batches(this_pass)
+            self._compare_length(start, given)
+            if given:  # an empty loader stays in its epoch
                 progress.end()
         finally:
             state.leave(this_pass)
 
-    def _begin(self) -> tuple[int, dict[str, Any] | None]:
+    def _compare_length(self, start: int, given: int) -> None:
+        """Warn where samplers, which decide how much there is, gave another number of batches than they say."""
+        length = length_of(self)
+        if isinstance(self.dataset, IterableDataset) or length is None or self.progress.shift:
+            return
+        announced = self._offset + self.skip_batches + length
+        if given != announced and (given > start or not start):
+            sampler = self.get_sampler() or unwrapped(self.batch_sampler)
+            warn_once(
+                f"{type(sampler).__name__} announced {announced} batches per process by its `__len__`, and gave "
+                f"{given}. All were given out; what is counted by len(loader), as schedules are, is off."
+            )
+
+    def _begin(self) -> tuple[int, list[dict[str, Any]] | None]:
         """Agree on the order of a pass and return where it begins; see `Progress.begin`."""
         if self._runtime.collectives.world_size > 1:
             others = [kind for kind in self.rng_types or () if getattr(kind, "value", kind) != "generator"]
@@ -152,7 +179,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         known = length is not None and self.total_batch_size and not self._drop_last
         return length % self.total_batch_size if known else -1
 
-    def _read(self, start: int, stream: dict[str, Any] | None, per_step: int = 1) -> Iterator[Any]:
+    def _read(self, start: int, stream: list[dict[str, Any]] | None, per_step: int = 1) -> Iterator[Any]:
         """Return what the wrapped loader yields from number `start` on, reading `per_step` batches for each."""
         loader, shift = self.base_dataloader, self.progress.shift
         skip = (start - self._offset) * per_step
@@ -161,11 +188,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self._reading = loader
         if not isinstance(loader.dataset, IterableDataset):
             return iter(skipping(loader, skip) if skip else loader)
-        if hasattr(loader, "load_state_dict"):
-            batches = self.progress.snapshots = Snapshots(loader, per_step, stream)
-            return islice(batches, skip - batches.read, None)
-        if shift or start > self._offset + self.skip_batches:
+        if stream is not None and not fits(stream, per_step, self._together):
+            stream = None
+        resumes = shift or start > self._offset + self.skip_batches
+        if resumes and not (stream and has_state(self._whole_dataset)):
             warn_once(READS_AGAIN)
+        if hasattr(loader, "load_state_dict"):
+            batches = self.progress.snapshots = Snapshots(loader, per_step, stream, self._together)
+            return islice(batches, max(skip - batches.read, 0), None)
         return islice(loader, skip, None) if skip else iter(loader)
 
     def _announce_end(self, this_pass: Pass, batch: Any) -> Any:
@@ -208,6 +238,12 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
     @property
+    def _sources(self) -> int | None:
+        """Among how many processes the sources of a stream are divided; None where they are not."""
+        dataset = self.base_dataloader.dataset
+        return dataset.sources if isinstance(dataset, IterableDatasetShard) else None
+
+    @property
     def _whole_dataset(self) -> Any:
         dataset = self.base_dataloader.dataset
         return dataset.dataset if isinstance(dataset, IterableDatasetShard) else dataset
@@ -238,7 +274,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this loader stands: epoch, batches given out, and what the order was drawn from."""
-        return self.progress.state(self.total_batch_size)
+        return self.progress.state(self.total_batch_size, self._sources)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass continue where :meth:`state_dict` was called, on this or another number of processes.
@@ -249,7 +285,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         if "version" not in state_dict and hasattr(self.base_dataloader, "load_state_dict"):
             self.base_dataloader.load_state_dict(state_dict)  # of the wrapped loader alone, as others save it
         else:
-            self.progress.load(state_dict, self.total_batch_size)
+            self.progress.load(state_dict, self.total_batch_size, self._sources)
 
     def _carried(self) -> dict[str, Any]:
         carried = DataLoaderAdapter._carried(self)

@@ -36,7 +36,7 @@ class Progress:
         self.snapshots: Snapshots | None = None
         self._resumed: dict[str, Any] | None = None
 
-    def begin(self, skip: int) -> tuple[int, dict[str, Any] | None]:
+    def begin(self, skip: int) -> tuple[int, list[dict[str, Any]] | None]:
         """Begin a pass and return at which batch it starts, with the state to restore its stream from, if there is one.
 
         Args:
@@ -63,11 +63,12 @@ class Progress:
         self.began = False
         self.snapshots = None
 
-    def state(self, samples_per_batch: int | None) -> dict[str, Any]:
+    def state(self, samples_per_batch: int | None, sources: int | None = None) -> dict[str, Any]:
         """Return the place as plain data; after :meth:`load`, the same again until the next pass begins.
 
         Args:
             samples_per_batch: the samples that all processes together get in one step; None when that is not known.
+            sources: among how many processes the sources of a stream are divided; None where they are not.
         """
         if self._resumed is not None:
             return {"version": VERSION, **self._resumed}
@@ -77,11 +78,12 @@ class Progress:
             "batches": self.batches,
             "shift": self.shift,
             "samples_per_batch": samples_per_batch,
+            "sources": sources,
             "seeds": self.seeds.state(self.began),
             "stream": None if self.snapshots is None else self.snapshots.before(self.batches),
         }
 
-    def load(self, state: dict[str, Any], samples_per_batch: int | None) -> None:
+    def load(self, state: dict[str, Any], samples_per_batch: int | None, sources: int | None = None) -> None:
         """Let the next pass continue at a place that :meth:`state` described, there or with another size of step.
 
         Raises:
@@ -89,6 +91,8 @@ class Progress:
         """
         if state.get("version") != VERSION:
             raise ValueError(_of_another_version(state.get("version")))
+        if state["sources"] != sources and state["batches"]:
+            raise ValueError(_other_sources(state["sources"], sources))
         resumed, before = {**state}, state["samples_per_batch"]
         del resumed["version"]
         if before != samples_per_batch and state["batches"]:
@@ -111,6 +115,16 @@ def _of_another_version(version: Any) -> str:
         why=f"this release reads version {VERSION}",
         allowed="a state written by this release",
         do="resume with the release that saved the checkpoint, or a later one",
+    )
+
+
+def _other_sources(before: int | None, now: int | None) -> str:
+    how = ["read as a whole" if each is None else f"divided among {each} processes" for each in (before, now)]
+    return message(
+        given=f"the place inside an epoch of a stream that was {how[0]}, for one that is {how[1]}",
+        why="each process has read a part of its own shards, which are others now",
+        allowed="a state saved between epochs, or by as many processes",
+        do="resume with as many processes as when the checkpoint was written",
     )
 
 

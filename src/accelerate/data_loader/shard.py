@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from accelerate.comm.collectives import Collectives
 from accelerate.config.enums import RNGType
 from accelerate.data_loader.adapter import DataLoaderAdapter
 from accelerate.data_loader.edge import current_runtime
 from accelerate.data_loader.iterable import IterableDatasetShard
 from accelerate.data_loader.iteration import Pass
+from accelerate.data_loader.lockstep import Lockstep
 from accelerate.data_loader.marked import MarkingCollate
 from accelerate.data_loader.mover import mover_to
 from accelerate.data_loader.order import Order, SharedOrder
@@ -41,6 +43,7 @@ class DataLoaderShard(PreparedLoader):
             `rng_types` names it.
         progress: where this loader is, when it shares that with another.
         shard: which share of the data it reads; by default one per rank.
+        lockstep: keeps the ranks together that read a stream; None where what they read follows from indices.
         offset: how many batches `base_dataloader` leaves out already.
         **kwargs: what `torch.utils.data.DataLoader` takes.
     """
@@ -63,6 +66,7 @@ class DataLoaderShard(PreparedLoader):
         order: Order | None = None,
         progress: Progress | None = None,
         shard: DataShard | None = None,
+        lockstep: Lockstep | None = None,
         offset: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -72,6 +76,7 @@ class DataLoaderShard(PreparedLoader):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self._move = mover_to(device, _non_blocking)
+        self._lockstep = lockstep
         self._take_up(
             runtime or current_runtime(),
             progress,
@@ -83,8 +88,16 @@ class DataLoaderShard(PreparedLoader):
             offset=offset,
         )
 
-    def _open(self, start: int, stream: dict[str, Any] | None) -> Iterator[Any]:
-        batches = self._read(start, stream)
+    @property
+    def _together(self) -> Collectives | None:
+        ranks = self._runtime.collectives
+        return None if self._lockstep is None or ranks.world_size == 1 else ranks
+
+    def _open(self, start: int, stream: list[dict[str, Any]] | None) -> Iterator[Any]:
+        batches, together = self._read(start, stream), self._together
+        if self._lockstep is not None and together is not None:
+            snapshots = self.progress.snapshots
+            batches = self._lockstep.run(together, batches, None if snapshots is None else snapshots.meet)
         return batches if self._move is None else map(self._move, batches)
 
     def without_first(self, num_batches: int) -> DataLoaderShard:

@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from accelerate.base.messages import message
+from accelerate.comm.collectives import Collectives
 
 SETTINGS = (
     "num_workers",
@@ -29,44 +30,72 @@ SETTINGS = (
 class Snapshots:
     """Reads a loader that can tell its state, and takes that down now and then, before a batch is read.
 
-    A batch is read before the one in front of it is given out, so the loader itself is always ahead of the place that
-    is to be saved. A place is saved as the last state before it and the number of batches to read again.
+    Batches are read before those in front of them are given out, so the loader itself is always ahead of the place that
+    is to be saved. A place is saved as the last state before it and the number of batches to read again: of this rank,
+    or of each of the ranks that read together, as rank 0 saves for all.
 
     Args:
         loader: a `StatefulDataLoader`.
         per_step: how many batches are read for one that is given out.
         saved: where to continue; what :meth:`before` returned.
+        together: the ranks that read together and call :meth:`meet`; None where one rank reads.
     """
 
     EVERY = 32
 
-    def __init__(self, loader: Any, per_step: int = 1, saved: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        per_step: int = 1,
+        saved: list[dict[str, Any]] | None = None,
+        together: Collectives | None = None,
+    ) -> None:
         self.loader = loader
         self.per_step = per_step
+        self.together = together
         self.every = max(self.EVERY, per_step)
         self.read = 0
         if saved is not None:
-            loader.load_state_dict(saved["state"])
-            self.read = saved["read"]
+            mine = saved[0 if together is None else together.rank]
+            loader.load_state_dict(copy.deepcopy(mine["state"]))  # what it does with it is its own business
+            self.read = mine["read"]
         self._batches = iter(loader)
-        self._taken: deque[dict[str, Any]] = deque(maxlen=2)
-        self._next = self.read
+        self._taken: deque[list[dict[str, Any]]] = deque(maxlen=3)
+        self._next = self.read if together is None else 0
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if self.read == self._next:
-            state = copy.deepcopy(self.loader.state_dict())  # a dataset may go on writing into its own
-            self._taken.append({"read": self.read, "state": state})
+        if self.read == self._next and self.together is None:
+            self._taken.append([self._present()])
             self._next += self.every
         batch = next(self._batches)
         self.read += 1
         return batch
 
-    def before(self, batches: int) -> dict[str, Any]:
-        """Return the last state taken before batch number `batches` was read for being given out."""
-        return next(each for each in reversed(self._taken) if each["read"] <= batches * self.per_step)
+    def meet(self, steps: int) -> None:
+        """Take down the states of all ranks if it is time to; all call this after as many steps of this pass."""
+        assert self.together is not None
+        if steps >= self._next:
+            self._taken.append(self.together.all_gather_object(self._present()))
+            self._next = steps + self.every
+
+    def _present(self) -> dict[str, Any]:
+        """Return a copy of the present state; a dataset may go on writing into its own."""
+        state = copy.deepcopy(self.loader.state_dict())
+        return {"read": self.read, "per_step": self.per_step, "state": state}
+
+    def before(self, batches: int) -> list[dict[str, Any]]:
+        """Return the last states taken before batch number `batches` was read for being given out."""
+        place = batches * self.per_step
+        return next(each for each in reversed(self._taken) if all(rank["read"] <= place for rank in each))
+
+
+def fits(saved: list[dict[str, Any]], per_step: int, together: Collectives | None) -> bool:
+    """Tell whether saved states are those of as many ranks that read, by as many batches in a step."""
+    ranks = 1 if together is None else together.world_size
+    return len(saved) == ranks and saved[0]["per_step"] == per_step
 
 
 def stateful_class() -> Any:

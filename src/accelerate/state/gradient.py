@@ -8,6 +8,7 @@ a validation loop, an early `break` or a second loader leaves nothing behind. Th
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelerate.base.environ import parse_flag_from_env
@@ -30,6 +31,7 @@ class Iteration:
         self.end_of_dataloader = False
         self.remainder = -1
         self.turn = 0
+        self.boundary = 0  # the turn of all loaders at this one's latest boundary, for who watches boundaries
 
     @property
     def loader(self) -> Any:
@@ -43,6 +45,7 @@ class OutsideIteration(Iteration):
     def __init__(self, loader: object, turn: int) -> None:
         self._loader = weakref.ref(loader)
         self.turn = turn
+        self.boundary = 0
 
     @property
     def end_of_dataloader(self) -> bool:  # type: ignore[override]
@@ -60,7 +63,8 @@ class GradientState(Borg):
         gradient_accumulation_plugin: how gradients are accumulated; a plugin given later replaces the settings.
 
     `sync_gradients` (plain attribute, assignable) says whether this step updates the weights; `plugin_kwargs` is the
-    live dictionary of the settings that differ from their defaults. `turn` is raised by a loader at every batch.
+    live dictionary of the settings that differ from their defaults. `turn` is raised by a loader at every batch, and
+    `between_batches` is called, if it is set, whenever a pass begins (with None) or is about to go on (with it).
     """
 
     _shared_state = SharedDict()
@@ -69,6 +73,7 @@ class GradientState(Borg):
     sync_gradients: bool
     plugin_kwargs: dict[str, Any]
     turn: int
+    between_batches: Callable[[Iteration | None], None] | None
     _iterations: list[Iteration]
     _is_xla_gradients_synced: bool
 
@@ -78,6 +83,7 @@ class GradientState(Borg):
             self.sync_gradients = True
             self.plugin_kwargs = {}
             self.turn = 0
+            self.between_batches = None
             self._iterations = []
             self._is_xla_gradients_synced = False
         if gradient_accumulation_plugin is not None:
@@ -146,6 +152,11 @@ class GradientState(Borg):
     def is_live(self, iteration: Iteration) -> bool:
         """Whether the loop of `iteration` is still running."""
         return any(each is iteration for each in self._iterations)
+
+    @property
+    def running(self) -> list[Iteration]:
+        """The running iterations in the order they began."""
+        return self._iterations
 
     @property
     def active(self) -> Iteration | None:

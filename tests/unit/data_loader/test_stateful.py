@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from accelerate.data_loader import prepare_data_loader
 from accelerate.data_loader.stateful import Snapshots
+from tests.unit.data_loader.streams import Remembering
 
 
 class Counter(IterableDataset):
@@ -33,16 +34,6 @@ class Counter(IterableDataset):
 
     def load_state_dict(self, state):
         self.place = state["place"]
-
-
-class Remembering(DataLoader):
-    """What a `StatefulDataLoader` without workers is, as far as streams are concerned."""
-
-    def state_dict(self):
-        return self.dataset.state_dict()
-
-    def load_state_dict(self, state):
-        self.dataset.load_state_dict(state)
 
 
 def lists(loader):
@@ -85,8 +76,8 @@ def test_a_state_is_a_copy(runtime):
     batches = Snapshots(loader)
     next(batches)
     state = batches.before(1)
-    assert state == {"read": 0, "state": {"place": 0}}
-    assert state["state"] is not loader.state_dict()
+    assert state == [{"read": 0, "per_step": 1, "state": {"place": 0}}]
+    assert state[0]["state"] is not loader.state_dict()
 
 
 def test_the_state_of_the_wrapped_loader_alone_is_understood(runtime):
@@ -115,3 +106,28 @@ def test_torchdata_is_the_engine(runtime, stream, workers):
     other.load_state_dict(one.state_dict())
     assert [batch.tolist() for batch in batches] == lists(other)
     assert sorted(chain(*lists(one))) == list(range(40))
+
+
+def test_a_state_of_other_steps_is_not_used(on_ranks):
+    """As many samples in a step, but of two batches of four: the state counts batches of another size."""
+
+    def work(runtime, batch_size):
+        user = Remembering(Counter(1200), batch_size=batch_size)
+        return prepare_data_loader(user, runtime=runtime, put_on_device=True)
+
+    def save(runtime):
+        loader = work(runtime, 4)
+        batches = iter(loader)
+        for _ in range(70):
+            next(batches)
+        return loader.state_dict()
+
+    state = on_ranks(2, save)[0]
+
+    def resume(runtime):
+        loader = work(runtime, 2)
+        loader.load_state_dict(state)
+        return next(iter(loader)).tolist()
+
+    with pytest.warns(UserWarning, match="what was given out before is read again"):
+        assert on_ranks(4, resume) == [[560, 561], [562, 563], [564, 565], [566, 567]]
