@@ -13,6 +13,7 @@ from accelerate.big_modeling.budget import get_balanced_memory
 from accelerate.big_modeling.device_map import infer_auto_device_map
 from accelerate.big_modeling.dispatch import dispatch_model
 from accelerate.big_modeling.loading import load_checkpoint_in_model
+from accelerate.big_modeling.settings import OffloadSettings
 
 #: How a device map can be asked for by name.
 PLANS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -36,6 +37,7 @@ def load_checkpoint_and_dispatch(
     broadcast_from_rank0: bool = False,
     *,
     memory_map: bool = True,
+    offload_settings: OffloadSettings | None = None,
 ) -> torch.nn.Module:
     """Load a checkpoint into a model and spread it over devices.
 
@@ -57,6 +59,7 @@ def load_checkpoint_and_dispatch(
         full_state_dict: see `load_checkpoint_in_model`.
         broadcast_from_rank0: see `load_checkpoint_in_model`.
         memory_map: see `load_checkpoint_in_model`.
+        offload_settings: see `dispatch_model`.
 
     Raises:
         ValueError: a plan of another name, or what the functions above refuse.
@@ -88,6 +91,7 @@ def load_checkpoint_and_dispatch(
         skip_keys=skip_keys,
         preload_module_classes=preload_module_classes,
         force_hooks=force_hooks,
+        offload_settings=offload_settings,
     )
 
 

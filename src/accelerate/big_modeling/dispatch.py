@@ -15,6 +15,7 @@ from accelerate.base.messages import message
 from accelerate.big_modeling.offloaded import OffloadedWeightsLoader
 from accelerate.big_modeling.placement_plan import PlacementPlan, fill_folder
 from accelerate.big_modeling.places import check_devices
+from accelerate.big_modeling.settings import OffloadSettings
 from accelerate.big_modeling.store import Index
 from accelerate.hooks import (
     AlignDevicesHook,
@@ -37,6 +38,8 @@ def cpu_offload(
     offload_buffers: bool = False,
     state_dict: dict[str, torch.Tensor] | None = None,
     preload_module_classes: list[str] | None = None,
+    *,
+    offload_settings: OffloadSettings | None = None,
 ) -> torch.nn.Module:
     """Keep the weights of a model on the CPU, and bring those of each layer to a device for its forward.
 
@@ -46,6 +49,7 @@ def cpu_offload(
         offload_buffers: keep buffers on the CPU too.
         state_dict: the weights; by default those of the model.
         preload_module_classes: names of classes whose weights come in all at once, with those of the modules in them.
+        offload_settings: how weights are brought to where layers run.
     """
     if execution_device is None:
         execution_device = next(iter(model.parameters())).device
@@ -62,6 +66,8 @@ def disk_offload(
     execution_device: DeviceLike | None = None,
     offload_buffers: bool = False,
     preload_module_classes: list[str] | None = None,
+    *,
+    offload_settings: OffloadSettings | None = None,
 ) -> torch.nn.Module:
     """Keep the weights of a model on the disk, and bring those of each layer to a device for its forward.
 
@@ -71,11 +77,12 @@ def disk_offload(
         execution_device: where its layers run; by default where its first parameter is.
         offload_buffers: keep buffers on the disk too.
         preload_module_classes: names of classes whose weights come in all at once, with those of the modules in them.
+        offload_settings: how weights are brought to where layers run.
     """
     if execution_device is None:
         execution_device = next(iter(model.parameters())).device
     fill_folder(offload_dir, {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_meta})
-    weights = OffloadedWeightsLoader(save_folder=offload_dir)
+    weights = OffloadedWeightsLoader(save_folder=offload_dir, settings=offload_settings)
     return _offload_all(model, weights, execution_device, offload_buffers, preload_module_classes)
 
 
@@ -129,6 +136,8 @@ def dispatch_model(
     skip_keys: str | list[str] | None = None,
     preload_module_classes: list[str] | None = None,
     force_hooks: bool = False,
+    *,
+    offload_settings: OffloadSettings | None = None,
 ) -> torch.nn.Module:
     """Put the parts of a model on the devices that a map says, and have inputs follow.
 
@@ -144,6 +153,7 @@ def dispatch_model(
         skip_keys: names of inputs and outputs that stay where they are.
         preload_module_classes: names of classes whose weights come in all at once, with those of the modules in them.
         force_hooks: put hooks on a model that is on one device, too.
+        offload_settings: how weights are brought to where parts run.
 
     Raises:
         ValueError: the map leaves out part of the model, a device doesn't exist, or weights go to the disk and there is
@@ -158,7 +168,7 @@ def dispatch_model(
         _move_whole(model, as_device(next(iter(devices))))
     else:
         plan = PlacementPlan(model, device_map, main_device, offload_buffers)
-        weights = plan.weights(state_dict, offload_dir, offload_index)
+        weights = plan.weights(state_dict, offload_dir, offload_index, offload_settings)
         shared: dict[str, Any] = {
             "weights_map": weights,
             "offload_buffers": offload_buffers,

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 from accelerate.base.messages import message
+from accelerate.big_modeling.engine import Engine
+from accelerate.big_modeling.settings import OffloadSettings
+from accelerate.big_modeling.spans import Span
 from accelerate.big_modeling.store import Index, Stored, read_index
 
 
@@ -20,13 +23,11 @@ class OffloadedWeightsLoader(Mapping[str, Any]):
         save_folder: an offload folder; its index is read unless `index` is given.
         index: where weights are in files, see `store`.
         device: where weights from files go; by default they stay on the CPU.
+        settings: how weights are brought to where modules run.
 
     Raises:
         ValueError: there are no weights at all.
     """
-
-    #: What it returns for the CPU is in memory, or mapped and kept; see `WeightSource`.
-    keeps = True
 
     def __init__(
         self,
@@ -34,6 +35,8 @@ class OffloadedWeightsLoader(Mapping[str, Any]):
         save_folder: str | os.PathLike[str] | None = None,
         index: Index | None = None,
         device: torch.device | str | int | None = None,
+        *,
+        settings: OffloadSettings | None = None,
     ) -> None:
         if state_dict is None and save_folder is None and index is None:
             raise ValueError(
@@ -55,14 +58,14 @@ class OffloadedWeightsLoader(Mapping[str, Any]):
         self._resident: dict[str, list[tuple[dict[str, Any], str]]] = {}
         self._stored = Stored(None if save_folder is None else os.fspath(save_folder), index)
         #: Weights that are mapped, each with its entry of the index and the file that this named.
+        self.engine = Engine(self, settings or OffloadSettings())
         self._known: dict[str, tuple[Any, Any, torch.Tensor]] = {}
 
     def __getitem__(self, key: str) -> torch.Tensor:
         key = self._same.get(key, key)
         if key in self.state_dict:
             return self.state_dict[key]
-        weight = self._from_file(key)
-        return weight if self.device is None else weight.to(self.device)
+        return self._from_file(key).to(device=self.device, dtype=self._stored.dtype(key))
 
     def __contains__(self, key: object) -> bool:
         return key in self.state_dict or key in self.index or key in self._same
@@ -98,30 +101,61 @@ class OffloadedWeightsLoader(Mapping[str, Any]):
         self._resident[name] = places
 
     def onload(self, names: tuple[str, ...], device: torch.device) -> Sequence[torch.Tensor]:
-        """Return weights on `device`."""
-        return [self._on(name, device) for name in names]
+        """Return the weights of a module on `device`."""
+        if not self._resident or self._resident.keys().isdisjoint(names):
+            return self.engine.onload(names, device)
+        there = {name: each for name in names if (each := self._resident_on(name, device)) is not None}
+        others = tuple(name for name in names if name not in there)
+        brought = dict(zip(others, self.engine.onload(others, device), strict=True)) if others else {}
+        return [there[name] if name in there else brought[name] for name in names]
 
     def release(self, names: tuple[str, ...], device: torch.device) -> None:
-        """Take note that weights have been used; nothing was made for them."""
+        """Take note that the forward of a module has ended."""
+        if self._resident:
+            names = tuple(name for name in names if self._resident_on(name, device) is None)
+        self.engine.release(names, device)
 
-    def _on(self, name: str, device: torch.device) -> torch.Tensor:
-        for store, key in self._resident.get(name, ()):
-            if store[key].device == device:
-                return store[key]
+    def keeps(self, names: tuple[str, ...]) -> bool:
+        """Return whether what is returned for the CPU is in memory anyway, or mapped."""
+        return self.engine.is_direct(names)
+
+    def is_static(self, names: tuple[str, ...], device: torch.device) -> bool:
+        """Return whether the same tensors are returned each time, at no cost."""
+        return not self._resident and self.engine.is_static(names, device)
+
+    def on_host(self, name: str) -> torch.Tensor:
+        """Return a weight on the CPU, as it is in memory or in its file."""
         name = self._same.get(name, name)
         weight = self.state_dict.get(name)
-        return (self._from_file(name) if weight is None else weight).to(device)
+        return self._from_file(name) if weight is None else weight
+
+    def span(self, name: str) -> Span | None:
+        """Return where a weight is in a file; None if it is in memory."""
+        name = self._same.get(name, name)
+        return None if name in self.state_dict else self._stored.span(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return what a weight is to be converted to."""
+        name = self._same.get(name, name)
+        return self.state_dict[name].dtype if name in self.state_dict else self._stored.dtype(name)
+
+    def _resident_on(self, name: str, device: torch.device) -> torch.Tensor | None:
+        """Return the parameter on `device` that a weight is tied to, if there is one."""
+        for store, key in self._resident.get(name, ()):
+            if store[key].device == device:
+                tensor: torch.Tensor = store[key]
+                return tensor
+        return None
 
     def _from_file(self, name: str) -> torch.Tensor:
-        """Return a weight on the CPU; one that is mapped is kept, since that costs no memory."""
+        """Return a weight as it is in its file, mapped; it is kept, since that costs no memory."""
         entry = self.index[name]
         file = entry.get("safetensors_file")
         known = self._known.get(name)
         if known is not None and known[0] is entry and known[1] == file:
             return known[2]
         weight = self._stored.view(name)
-        if weight.dtype == self._stored.span(name).dtype:
-            self._known[name] = (entry, file, weight)
+        self._known[name] = (entry, file, weight)
         return weight
 
 

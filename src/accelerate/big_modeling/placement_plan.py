@@ -11,6 +11,7 @@ import torch
 from accelerate.base.messages import message
 from accelerate.big_modeling.loading import all_places
 from accelerate.big_modeling.offloaded import OffloadedWeightsLoader
+from accelerate.big_modeling.settings import OffloadSettings
 from accelerate.big_modeling.store import Index, existing_index, offload_state_dict
 from accelerate.big_modeling.tied import find_tied_parameters, placed_by
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
@@ -68,6 +69,7 @@ class PlacementPlan:
         state_dict: Mapping[str, torch.Tensor] | None,
         offload_dir: str | os.PathLike[str] | None,
         offload_index: Index | None,
+        settings: OffloadSettings | None,
     ) -> OffloadedWeightsLoader | None:
         """Return the weights that are brought in; None if there are none.
 
@@ -83,7 +85,7 @@ class PlacementPlan:
         if on_disk and offload_index is None and offload_dir is not None:
             fill_folder(offload_dir, self._content(on_disk, None))
         index = existing_index(offload_dir) if offload_index is None and on_disk else offload_index
-        loader = OffloadedWeightsLoader(host, offload_dir if on_disk else None, index or {})
+        loader = OffloadedWeightsLoader(host, offload_dir if on_disk else None, index or {}, settings=settings)
         loader.tie(self.ties)
         self._check_complete(loader, [*on_host, *on_disk])
         return loader

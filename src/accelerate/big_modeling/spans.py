@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,9 @@ from accelerate.base.messages import message
 
 #: What one call to the system reads at most; larger tensors are read in several, which threads can share.
 CHUNK = 64 * 2**20
+
+#: Tensors in one buffer begin at multiples of so many bytes.
+ALIGNED = 64
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,14 @@ class Span:
     shape: tuple[int, ...]
 
     @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """How many bytes it takes."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.numel * self.dtype.itemsize
 
 
 class Mappings:
@@ -115,9 +124,20 @@ class Buffer:
 
     def like(self, span: Span) -> torch.Tensor:
         """Return an uninitialised tensor of the shape and dtype of `span`; what was returned before is overwritten."""
-        if self._bytes.numel() < span.nbytes:
-            self._bytes = torch.empty(span.nbytes, dtype=torch.uint8, pin_memory=self.pinned)
-        return self._bytes[: span.nbytes].view(span.dtype).view(span.shape)
+        return self.several([(span.shape, span.dtype)])[0]
+
+    def several(self, layout: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[torch.Tensor]:
+        """Return uninitialised tensors of some shapes and dtypes; what was returned before is overwritten."""
+        starts, end = [], 0
+        for shape, dtype in layout:
+            starts.append(end)
+            end += -(-math.prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED
+        if self._bytes.numel() < end:
+            self._bytes = torch.empty(end, dtype=torch.uint8, pin_memory=self.pinned)
+        return [
+            self._bytes[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
+            for start, (shape, dtype) in zip(starts, layout, strict=True)
+        ]
 
 
 def _read(span: Span, target: torch.Tensor) -> None:

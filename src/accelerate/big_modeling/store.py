@@ -177,5 +177,5 @@ class Stored:
         return stored if wanted is None or not stored.is_floating_point else proper_dtype(wanted)
 
     def view(self, name: str) -> torch.Tensor:
-        """Return a weight; mapped from its file, unless it has to be converted."""
-        return self._mappings.view(self.span(name)).to(self.dtype(name))
+        """Return a weight as it is in its file, mapped."""
+        return self._mappings.view(self.span(name))

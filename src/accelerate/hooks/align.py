@@ -16,7 +16,7 @@ import torch
 from accelerate.devices.memory import clear_device_cache
 from accelerate.hooks.base import ModelHook
 from accelerate.hooks.placement import TiedTensors, set_module_tensor_to_device
-from accelerate.hooks.slots import Slot, find_slots
+from accelerate.hooks.slots import Slot, find_slots, refill
 from accelerate.hooks.tensors import (
     all_module_tensors,
     as_device,
@@ -67,6 +67,8 @@ class AlignDevicesHook(ModelHook):
         self._resolved = (execution_device, None if execution_device is None else as_device(execution_device))
         self._slots: list[Slot] = []
         self._weights: MappedWeights | SourcedWeights = MappedWeights({}, ())
+        #: The weights that the places were filled with, if these are the same each time and need not be asked for.
+        self._static_map: Mapping[str, Any] | None = None
         self._running: set[int] = set()
         self._turn = threading.RLock()
 
@@ -100,6 +102,8 @@ class AlignDevicesHook(ModelHook):
         if self.execution_device is None:
             return args, kwargs
         device = self._device()
+        if len(args) == 1 and type(args[0]) is torch.Tensor and not kwargs:  # by far the most frequent
+            return (args[0].to(device),), kwargs
         return to_device(args, device), to_device(kwargs, device, self._skipped()) if kwargs else kwargs
 
     def post_forward(self, module: torch.nn.Module, output: Any) -> Any:
@@ -178,19 +182,22 @@ class AlignDevicesHook(ModelHook):
     def _onload(self) -> None:
         """Fill the places of the module, unless another thread has."""
         with self._turn:
-            first = not self._running
-            self._running.add(threading.get_ident())
-            if first:
+            running = self._running
+            first = not running
+            running.add(threading.get_ident())
+            if first and not (self._static_map is self.weights_map is not None and refill(self._slots)):
                 self._fill()
 
     def _fill(self) -> None:
+        """Get the weights and put them into the places."""
         if self._weights.mapping is not self.weights_map and self.weights_map is not None:
             self._weights = weights_of(self.weights_map, tuple(slot.name for slot in self._slots))
         device = self._device()
+        values = self._weights.onload(device, self.tied_params_map, self.tied_pointers_to_remove)
         keep = self._weights.keeps and (device is None or device.type == "cpu")
-        values = self._weights.onload(device, self.tied_params_map or {}, self.tied_pointers_to_remove)
         for slot, value in zip(self._slots, values, strict=True):
             slot.fill(value, keep)
+        self._static_map = self.weights_map if self._weights.is_static(device) else None
 
     def _release(self) -> None:
         """Put the placeholders back, unless another thread still runs the module."""
@@ -200,10 +207,15 @@ class AlignDevicesHook(ModelHook):
                 return
             for slot in self._slots:
                 slot.empty()
-            for pointer, device in self.tied_pointers_to_remove:
-                (self.tied_params_map or {}).get(pointer, {}).pop(device, None)
-            self.tied_pointers_to_remove.clear()
-            self._weights.release(self._device())
+            if self._static_map is None:
+                self._weights.release(self._device())
+                self._forget_tied()
+
+    def _forget_tied(self) -> None:
+        """Take out of `tied_params_map` what this hook entered."""
+        for pointer, device in self.tied_pointers_to_remove:
+            (self.tied_params_map or {}).get(pointer, {}).pop(device, None)
+        self.tied_pointers_to_remove.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_turn": None, "_running": set()}

@@ -6,7 +6,7 @@ found once, when a hook is put on its module, so that a forward only swaps entri
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ class Slot:
         self.empty()
 
     def empty(self) -> None:
-        """Put the placeholder in the place."""
+        """Put the placeholder in the place, unless the place has gone."""
         if self.key in self.store:
             self.store[self.key] = self.placeholder
 
@@ -66,7 +66,8 @@ class Slot:
             self._take_placeholder(current)
         if value is not self.source or self.live.requires_grad != self.placeholder.requires_grad:  # type: ignore[union-attr]
             live = self._made_of(value)
-            self.source, self.live = (value, live) if keep else (None, None)
+            same_memory = keep and value.dtype == live.dtype
+            self.source, self.live = (value, live) if same_memory else (None, None)
             self.store[self.key] = live
             return
         self.store[self.key] = self.live
@@ -82,6 +83,22 @@ class Slot:
             return placed_quantized(model, value.device, value)
         data = value if value.dtype == model.dtype else value.detach().to(model.dtype)
         return wrapped_like(data, model) if isinstance(model, torch.nn.Parameter) else data
+
+
+def refill(slots: Sequence[Slot]) -> bool:
+    """Put what was in the places before into them again; return whether it still is what is to be there.
+
+    Args:
+        slots: the places, which are empty, and were filled with the same values before.
+    """
+    for slot in slots:
+        live = slot.live
+        if live is None or slot.store.get(slot.key) is not slot.placeholder:
+            return False
+        if live.requires_grad != slot.placeholder.requires_grad:  # type: ignore[union-attr]
+            return False
+        slot.store[slot.key] = live
+    return True
 
 
 def find_slots(module: torch.nn.Module, *, buffers: bool, recurse: bool) -> list[Slot]:

@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo  # as `torch.compiler.disable`, but l
 
 def may_be_traced() -> bool:
     """Return whether `torch.compile` may be looking: it traces, or is loaded and may take up any function called."""
-    return torch.compiler.is_compiling() or "torch._dynamo" in sys.modules
+    return "torch._dynamo" in sys.modules or torch.compiler.is_compiling()
 
 
 def run_hooked(hook: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -19,8 +19,13 @@ from accelerate.hooks.placement import Shared, TiedTensors
 class WeightSource(Protocol):
     """What holds the weights of a model and knows how to bring them to a device, ahead of time if it can."""
 
-    #: Whether it keeps what it returns for the CPU, so that another reference to it costs no memory.
-    keeps: bool
+    def keeps(self, names: tuple[str, ...]) -> bool:
+        """Return whether it keeps what it returns for the CPU, so that another reference to it costs no memory."""
+        ...
+
+    def is_static(self, names: tuple[str, ...], device: torch.device) -> bool:
+        """Return whether it returns the same tensors each time, and need not be asked again."""
+        ...
 
     def onload(self, names: tuple[str, ...], device: torch.device) -> Sequence[torch.Tensor]:
         """Return the weights `names`, which are used together, on `device`."""
@@ -68,7 +73,9 @@ class MappedWeights:
         #: Whether another reference to a weight on the CPU costs no memory, since the mapping has it anyway.
         self.keeps = isinstance(getattr(mapping, "dataset", mapping), dict)
 
-    def onload(self, device: torch.device | None, tied: TiedTensors, added: set[Shared]) -> Sequence[torch.Tensor]:
+    def onload(
+        self, device: torch.device | None, tied: TiedTensors | None, added: set[Shared]
+    ) -> Sequence[torch.Tensor]:
         """Return the weights on `device`, or where they are.
 
         Args:
@@ -93,6 +100,10 @@ class MappedWeights:
             added.add((pointer, device))
         return places[device]
 
+    def is_static(self, device: torch.device | None) -> bool:
+        """Return False: what a mapping has can be replaced."""
+        return False
+
     def release(self, device: torch.device | None) -> None:
         """Do nothing: what was moved goes with the last reference to it."""
 
@@ -110,11 +121,17 @@ class SourcedWeights:
         self.mapping = mapping
         self.source = source
         self.names = tuple(f"{mapping.prefix}{name}" for name in names)
-        self.keeps = source.keeps
+        self.keeps = source.keeps(self.names)
 
-    def onload(self, device: torch.device | None, tied: TiedTensors, added: set[Shared]) -> Sequence[torch.Tensor]:
+    def onload(
+        self, device: torch.device | None, tied: TiedTensors | None, added: set[Shared]
+    ) -> Sequence[torch.Tensor]:
         """Return the weights on `device`, by default on the CPU."""
         return self.source.onload(self.names, device or _CPU)
+
+    def is_static(self, device: torch.device | None) -> bool:
+        """Return whether the source returns the same tensors each time, and need not be asked again."""
+        return self.source.is_static(self.names, device or _CPU)
 
     def release(self, device: torch.device | None) -> None:
         """Tell the source that the weights have been used."""
