@@ -579,7 +579,7 @@ class Accelerator(ModelControl):
 
     def end_training(self) -> None:
         """Finish: wait for what is still being saved, and leave the process group. Call it at the end of the script."""
-        self._close_checkpoints()
+        self.wait_for_checkpoint()
         self.state.destroy_process_group()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Accelerator:

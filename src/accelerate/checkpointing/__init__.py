@@ -3,7 +3,7 @@
 `control` is what `Accelerator` inherits. A checkpoint consists of `records`, one per object; `save` writes them into a
 hidden folder and commits it, `load` checks everything before it changes anything. `durable` gets bytes onto the disk,
 `manifest` says what a checkpoint consists of, `folder` knows names, rotation and the newest one. `background` saves
-while training goes on, `preemption` when a signal comes, `models` and `merge` write models for others to load.
+while training goes on, `models` and `merge` write models for others to load.
 """
 
 from __future__ import annotations
