@@ -101,7 +101,7 @@ def resume_with_a_word(folder, steps):
 
 def files_by_writer(folder):
     """Save, and return the names of the files that this rank wrote."""
-    from accelerate.checkpointing import save as saving
+    from accelerate.checkpointing import records as saving
 
     accelerator, model, optimizer, loader = build(folder)
     train(accelerator, model, optimizer, loader, stop=1)
