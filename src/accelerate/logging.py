@@ -145,6 +145,5 @@ def _no_state(msg: object) -> str:
         given=f"the log message {msg!r}",
         why="this logger asks which process it is in, and neither a PartialState nor an Accelerator exists yet",
         allowed="messages after `PartialState()` or `Accelerator()`",
-        do="You must initialize the accelerate state by calling either `PartialState()` or `Accelerator()` before "
-        "using the logging utility, or use `logging.getLogger` for what comes earlier",
+        do="build one of them first, or use `logging.getLogger` for what comes earlier",
     )

@@ -56,7 +56,7 @@ def at_rank(rank, world_size=4):
 
 def test_a_message_before_the_rank_is_known_is_refused(logger):
     for call in (logger.info, logger.debug, logger.warning_once):
-        with pytest.raises(RuntimeError, match="You must initialize the accelerate state") as refusal:
+        with pytest.raises(RuntimeError, match="neither a PartialState nor an Accelerator exists yet") as refusal:
             call("too early")
         text = str(refusal.value)
         assert all(part in text for part in ("Given:", "Why not:", "Allowed:", "What to do:"))

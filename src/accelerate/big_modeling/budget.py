@@ -72,13 +72,13 @@ def _warn_unavailable(numbered: list[int]) -> None:
     there = [] if device.spec is CPU else list(range(device.count()))
     for index in numbered:
         if index not in there:
-            logger.warning(f"Device {index} is not available, available devices are {there}")
+            logger.warning(f"max_memory has a budget for device {index}, which this machine lacks; it has {there}.")
 
 
 def _not_a_device(device: Any) -> str:
     return message(
         given=f"device {device!r} in max_memory",
-        why=f"Device {device} is not recognized: accelerators are counted, and few devices have names",
+        why="accelerators go by their number, and few devices have names",
         allowed="integers for accelerators, 'mps', 'cpu' and 'disk'",
         do=f"write {device.split(':')[1]} for {device!r}"
         if isinstance(device, str) and device.rpartition(":")[2].isdigit()

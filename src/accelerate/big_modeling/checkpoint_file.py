@@ -203,8 +203,8 @@ def _span(path: str, start: int, entry: Mapping[str, Any]) -> Span:
 def _check_framework(path: str, metadata: Mapping[str, str] | None) -> None:
     if metadata is None:
         logger.warning(
-            f"The safetensors archive passed at {path} does not contain metadata. Make sure to save your model with "
-            "the `save_pretrained` method. Defaulting to 'pt' metadata."
+            f"{path} doesn't say which framework wrote it; it is read as one of PyTorch. "
+            "Write such files with metadata={'format': 'pt'}."
         )
         return
     written_for = metadata.get("format", "pt")
@@ -212,7 +212,7 @@ def _check_framework(path: str, metadata: Mapping[str, str] | None) -> None:
         raise ValueError(
             message(
                 given=f"the checkpoint {path}",
-                why=f"The checkpoint passed was saved with {written_for}, whose names and layouts are others",
+                why=f"it was written for {written_for!r}, whose names and layouts are others",
                 allowed="files with the format 'pt'",
                 do="convert the checkpoint with the library that wrote it",
             )

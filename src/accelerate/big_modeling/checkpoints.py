@@ -110,8 +110,7 @@ def _planned(
             message(
                 given=f"device_map={plan!r}",
                 why="there is no plan of that name",
-                allowed="If passing a string for `device_map`, please choose 'auto', 'balanced', 'balanced_low_0' or "
-                "'sequential'; a device for the whole model is {'': device}",
+                allowed=f"{', '.join(map(repr, PLANS))}; a device for the whole model is {{'': device}}",
                 do=did_you_mean(plan, PLANS),
             )
         )

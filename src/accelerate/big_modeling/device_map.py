@@ -181,7 +181,8 @@ def check_device_map(model: torch.nn.Module, device_map: Mapping[str, Any]) -> N
     unknown = sorted(device_map.keys() - modules - {name for name, _ in all_module_tensors(model, recurse=True)})
     if unknown:
         warnings.warn(
-            f"The following device_map keys do not match any submodules in the model: {unknown}", stacklevel=2
+            f"The model has nothing called {', '.join(unknown)}: these keys of the device_map have no effect.",
+            stacklevel=2,
         )
     missing = [name for name in tensors if not any(part in device_map for part in (name, *_above(name, "")))]
     if missing:
@@ -194,7 +195,7 @@ def _not_covered(missing: list[str], unknown: list[str], modules: Iterable[str])
     meant = [f"{name!r} is probably meant to be {near!r}" for name, near in hints if near]
     return message(
         given="a device_map that leaves out part of the model",
-        why="The device_map provided does not give any device for the following parameters: " + ", ".join(missing),
+        why="no entry says where these go: " + ", ".join(missing),
         allowed="names of modules, or of parameters and buffers, that together cover the state dict; '' is all of it",
         do="; ".join(meant) if meant else "add these, or a module that they are in",
     )

@@ -219,15 +219,14 @@ def _guard_moves(model: torch.nn.Module) -> None:
 
 def _guarded_move(model: torch.nn.Module, method: str, *args: Any, **kwargs: Any) -> torch.nn.Module:
     if method != "to" or any(_is_device(each) for each in (*args, *kwargs.values())):
-        logger.warning("You shouldn't move a model that is dispatched using accelerate hooks.")
+        logger.warning(f"`.{method}(...)` on a dispatched model takes its parts away from where its hooks expect them.")
     empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if empty:
         shown = ", ".join(empty[:3]) + (", …" if len(empty) > 3 else "")
         raise RuntimeError(
             message(
                 given=f"`.{method}(...)` on a {type(model).__name__} that is dispatched with offloaded parts",
-                why="You can't move a model that has some modules offloaded to cpu or disk: "
-                f"{len(empty)} parameters are placeholders without content ({shown})",
+                why=f"its offloaded parts have nothing to move: {len(empty)} parameters are placeholders ({shown})",
                 allowed="inputs on any device, which follow the model",
                 do="leave the model where it is, or dispatch it anew after `remove_hook_from_submodules(model)`",
             )

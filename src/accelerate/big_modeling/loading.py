@@ -123,8 +123,7 @@ def _check_folder(device_map: Mapping[str, Any], offload_folder: str | os.PathLi
         raise ValueError(
             message(
                 given="a device_map with 'disk' and no offload_folder",
-                why="At least one of the model submodule will be offloaded to disk, please pass along an "
-                "`offload_folder`: it holds the index of what is where",
+                why="what goes to the disk needs a place for the index of what is where",
                 allowed="a folder that can be written to",
                 do="pass `offload_folder=`; weights of safetensors checkpoints are not copied there",
             )

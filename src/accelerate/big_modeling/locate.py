@@ -33,8 +33,7 @@ def find_files(checkpoint: str | os.PathLike[str]) -> list[Path]:
             message(
                 given=f"checkpoint {os.fspath(checkpoint)!r}",
                 why="there is no such file or folder",
-                allowed="`checkpoint` should be the path to a file containing a whole state dict, or the index of a "
-                "sharded checkpoint, or a folder containing a sharded checkpoint or the whole state dict",
+                allowed="a file with all weights, the index of one that is split, or the folder of either",
                 do="check the path; models on the hub have to be downloaded first",
             )
         )

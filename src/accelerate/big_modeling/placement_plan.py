@@ -174,8 +174,7 @@ def fill_folder(folder: str | os.PathLike[str], tensors: Mapping[str, torch.Tens
 def _no_folder(names: list[str]) -> str:
     return message(
         given="a device_map with 'disk', and neither an `offload_dir` nor an `offload_index`",
-        why="We need an `offload_dir` to dispatch this model according to this `device_map`, the following submodules "
-        f"need to be offloaded: {', '.join(names)}.",
+        why=f"these go to the disk, and nothing says where: {', '.join(names)}",
         allowed="a folder that can be written to, or an index that says where the weights are",
         do="pass `offload_dir=`, or give the other devices enough memory",
     )

@@ -46,13 +46,12 @@ class Report:
             raise ValueError(self._refusal(model, checkpoint, strict))
         if self.unexpected:
             logger.warning(
-                f"Some weights of the model checkpoint at {checkpoint} were not used when initializing {model}: "
-                f"{set(self.unexpected)}. This may or may not be an issue - make sure that the checkpoint does not "
-                "have unnecessary parameters, or that the model definition correctly corresponds to the checkpoint."
+                f"{checkpoint} holds weights that {model} has no place for, and they are left out: "
+                f"{', '.join(self.unexpected)}. Pass `strict=True` to make this an error."
             )
         if self.missing:
             logger.warning(
-                f"Some weights of {model} are not in the model checkpoint at {checkpoint} and stay as they are: "
+                f"{checkpoint} lacks weights of {model}, which stay as they are: "
                 f"{', '.join(self.missing)}. Pass `strict=True` to make this an error."
             )
 

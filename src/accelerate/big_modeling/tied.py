@@ -64,8 +64,8 @@ def check_tied_parameters_on_same_device(tied_params: Iterable[Sequence[str]], d
         devices = {name: device_of_name(name, device_map) for name in group}
         if len(set(devices.values())) > 1:
             logger.warning(
-                f"Tied parameters are on different devices: {devices}. "
-                "Please modify your custom device map or set `device_map='auto'`. "
+                f"One weight under several names is sent to several devices, where it will come apart: {devices}. "
+                "Give these names one device, or let device_map='auto' decide."
             )
 
 
@@ -81,7 +81,7 @@ def device_of_name(name: str, device_map: Mapping[str, Any]) -> Any:
     raise ValueError(
         message(
             given=f"a device map of {', '.join(map(repr, device_map)) or 'nothing'}",
-            why=f"the `device_map` does not contain the module of {name}",
+            why=f"the device_map has no entry for {name} or a module around it",
             allowed="names of modules or parameters, '' for the whole model",
             do=f"add a module that {name} is in",
         )

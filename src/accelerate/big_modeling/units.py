@@ -41,7 +41,7 @@ def convert_file_size_to_int(size: int | str) -> int:
         raise ValueError(
             message(
                 given=f"size {size!r}",
-                why="it is not in a valid format: a size is a number with a unit",
+                why="a size is a number with a unit, and this can't be read as one",
                 allowed=f"a number of bytes, or text such as '5.0GB' with one of {', '.join(UNITS)}",
                 do="write a unit; GB counts in thousands, GiB in 1024",
             )

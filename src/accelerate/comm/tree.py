@@ -206,11 +206,11 @@ def find_batch_size(data: Any) -> int:
     if kind is not None:
         for value in kind.values(data):
             return find_batch_size(value)
-        raise ValueError(f"Cannot find the batch size from empty {type(data)}.")
+        raise ValueError(f"an empty {type(data).__name__} has no batch size")
     if not isinstance(data, torch.Tensor):
-        raise TypeError(f"Can only find the batch size of tensors but got {type(data)}.")
+        raise TypeError(f"a {type(data).__name__} has no batch size; the first leaf has to be a tensor")
     if data.dim() == 0:
-        raise ValueError("Cannot find the batch size from a tensor of no dims.")
+        raise ValueError("a tensor without dims has no batch size")
     return data.shape[0]
 
 
@@ -247,17 +247,17 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
         ValueError: there is nothing to join, or the structures differ.
     """
     if not data:
-        raise ValueError("Cannot concatenate an empty list.")
+        raise ValueError("there is nothing to concatenate")
     first = data[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(list(data), dim=dim)
     kind = container_of(first)
     if kind is None:
-        raise TypeError(f"Can only concatenate tensors but got {type(first)}")
+        raise TypeError(f"a {type(first).__name__} can't be concatenated; leaves have to be tensors")
     labels = list(kind.labels(first))
     parts = [dict(zip(kind.labels(each), kind.values(each), strict=True)) for each in data]  # keys in any order
     if any(each.keys() != parts[0].keys() for each in parts):
-        raise ValueError(f"Cannot concatenate different structures: {[''.join(each) for each in parts]}.")
+        raise ValueError(f"data of different structures can't be concatenated: {[''.join(each) for each in parts]}")
     return kind.rebuild(first, [concatenate([each[label] for each in parts], dim) for label in labels])
 
 

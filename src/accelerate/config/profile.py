@@ -81,7 +81,7 @@ class ProfileKwargs(KwargsHandler):
             raise ValueError(
                 message(
                     given=f"profiler activity {activity!r}",
-                    why="Invalid profiler activity: this build of torch has none of that name",
+                    why="this build of torch records no activity of that name",
                     allowed=", ".join(members),
                     do=did_you_mean(activity, members),
                 )

@@ -159,8 +159,8 @@ def _nothing_fits(name: str, batch_size: int, minimum: int) -> str:
     """Return the error for a function that no batch size fits."""
     reached = "zero" if batch_size < 1 else f"{batch_size}, below the minimum of {minimum}"
     return message(
-        given=f"No executable batch size found, reached {reached}.",
-        why=f"`{name}` ran out of memory with every batch size that was tried",
+        given=f"`{name}`, with its batch size reduced to {reached}",
+        why="it ran out of memory with every batch size that was tried",
         allowed=f"a function that fits into memory with some batch size of at least {minimum}",
         do="make the model or its inputs smaller, free other memory, or offload parameters",
     )

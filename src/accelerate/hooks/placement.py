@@ -81,7 +81,7 @@ def find_store(module: torch.nn.Module, name: str) -> tuple[dict[str, Any], str]
     raise ValueError(
         message(
             given=f"{name!r} of a {type(module).__name__}",
-            why=f"{type(owner).__name__} does not have a parameter or a buffer named {key}",
+            why=f"{type(owner).__name__} has no tensor called {key!r}",
             allowed=", ".join(known) or "none: it has no tensors",
             do=did_you_mean(key, known) if known else "name a tensor of another module",
         )

@@ -230,7 +230,7 @@ def _already(name: str, asked: object, held: str) -> str:
     """Return the error for a second `Accelerator` that contradicts the first."""
     return message(
         given=f"Accelerator({name}={asked!r})",
-        why=f"AcceleratorState has already been initialized with {held}, which all Accelerators of a process share",
+        why=f"an earlier Accelerator of this process was built with {held}, which all of them share",
         allowed=f"an Accelerator without `{name}`, or with the value that is set",
         do="build one Accelerator with all it needs, or call AcceleratorState._reset_state(True) before this one",
     )
@@ -242,7 +242,7 @@ def _no_accelerator() -> str:
         given="AcceleratorState() before any Accelerator",
         why="an Accelerator decides precision and plugins, and none has been built",
         allowed="AcceleratorState() after `accelerator = Accelerator()`, or PartialState() at any time",
-        do="Please make sure to properly initialize your accelerator via `accelerator = Accelerator()`",
+        do="write `accelerator = Accelerator()` before asking for its state",
     )
 
 

@@ -110,7 +110,7 @@ def _common_length(inputs: Any) -> int:
             message(
                 given=", ".join(f"{path} of length {length}" for path, length in lengths.items()),
                 why="items are shared out by position, so columns of different lengths would come apart",
-                allowed="All values in the dictionary must have the same length",
+                allowed="columns with equally many items",
                 do="pad or cut the columns to one length, or split them one by one",
             )
         )

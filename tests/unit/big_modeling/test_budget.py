@@ -77,7 +77,7 @@ def test_devices_that_are_not_there_are_named(machine, caplog: pytest.LogCapture
     machine(CUDA, 1)
     with caplog.at_level(logging.WARNING):
         get_max_memory({0: 1, 1: 1})
-    assert caplog.messages == ["Device 1 is not available, available devices are [0]"]
+    assert caplog.messages == ["max_memory has a budget for device 1, which this machine lacks; it has [0]."]
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_a_map_covers_the_model() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     for good in ({"": 0}, {"0": 0, "1": 1}, {"0.weight": 0, "0.bias": 1, "1": 0}):
         check_device_map(model, good)
-    with pytest.warns(UserWarning, match=r"do not match any submodules in the model: \['2.x', 'other'\]"):
+    with pytest.warns(UserWarning, match="nothing called 2.x, other: these keys"):
         check_device_map(model, {"0": 0, "1": 1, "other": 1, "2.x": 1})
 
 
@@ -241,5 +241,5 @@ def test_what_a_map_misses_is_named_and_what_was_meant() -> None:
     with pytest.warns(UserWarning, match="decodr"), pytest.raises(ValueError, match="decoder.bias") as error:
         check_device_map(model, {"encoder": 0, "decodr": 1})
     assert "'decodr' is probably meant to be 'decoder'" in str(error.value)
-    with pytest.raises(ValueError, match="parameters: encoder.weight, encoder.bias\n"):
+    with pytest.raises(ValueError, match="where these go: encoder.weight, encoder.bias\n"):
         check_device_map(model, {"decoder": 0})

@@ -265,7 +265,7 @@ def test_settings(settings: dict, environment: dict, room: int, monkeypatch: pyt
 def test_settings_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match="without a reader"):
         OffloadSettings(readers=0)
-    with pytest.raises(ValueError, match="not in a valid format"):
+    with pytest.raises(ValueError, match="can't be read as one"):
         OffloadSettings(cache_size="much")
 
 

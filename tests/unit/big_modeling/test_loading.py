@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert torch.equal(net(TOKENS), before)
     with caplog.at_level(logging.WARNING):
         load_checkpoint_in_model(net, tmp_path / "m.safetensors")
-    assert "{'other'}" in caplog.text
+    assert "left out: other" in caplog.text
     assert "stay as they are: layers.0.bias, norm.weight." in caplog.text
     assert {record.name for record in caplog.records} == {"accelerate.utils.modeling"}
 
@@ -199,7 +199,7 @@ def header(path: Path, content: bytes, data: bytes = b"") -> Path:
             lambda path: header(path, b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 8]}}', b"12345678"),
             "8 bytes for a tensor of 4",
         ),
-        (lambda path: save_file({"a": torch.ones(1)}, path, metadata={"format": "tf"}), "was saved with tf"),
+        (lambda path: save_file({"a": torch.ones(1)}, path, metadata={"format": "tf"}), "it was written for 'tf'"),
     ],
 )
 def test_files_that_are_no_checkpoints(write, said: str, tmp_path: Path) -> None:
@@ -234,8 +234,8 @@ def test_places_without_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device_map", "said"),
     [
-        ({"": "disk"}, "please pass along an `offload_folder`"),
-        ({"embed": "cpu"}, "does not contain the module of"),
+        ({"": "disk"}, "needs a place for the index"),
+        ({"embed": "cpu"}, "has no entry for"),
         ({"": "gpu"}, "torch knows no device of that name"),
         ({"": "dsk"}, "Did you mean 'disk'"),
     ],
@@ -253,7 +253,7 @@ def test_files_without_metadata_are_believed(tmp_path: Path, caplog: pytest.LogC
     save_file(tensors_of(trained()), tmp_path / "m.safetensors")
     net = empty()
     load_checkpoint_in_model(net, tmp_path / "m.safetensors")
-    assert "does not contain metadata" in caplog.text
+    assert "doesn't say which framework wrote it" in caplog.text
     assert torch.equal(net(TOKENS), trained()(TOKENS))
 
 

@@ -82,7 +82,7 @@ def test_an_unknown_precision_is_refused(home: Path) -> None:
 
 def test_the_default_command_writes_where_it_says(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("default", "--config-file", str(home / "c.yaml"), "--mixed-precision", "fp16")
-    assert capsys.readouterr().out == f"accelerate configuration saved at {home / 'c.yaml'}\n"
+    assert capsys.readouterr().out == f"Wrote the configuration to {home / 'c.yaml'}\n"
     assert load_config_from_file(str(home / "c.yaml")).mixed_precision == "fp16"
 
 
@@ -152,7 +152,7 @@ def test_the_questionnaire_writes_the_file(
     monkeypatch.setattr(cluster, "on_terminal", Person(distributed_type="NO", mixed_precision="bf16"))
     run("--config_file", str(home / "c.json"))
     assert json.loads((home / "c.json").read_text())["mixed_precision"] == "bf16"
-    assert capsys.readouterr().out == f"accelerate configuration saved at {home / 'c.json'}\n"
+    assert capsys.readouterr().out == f"Wrote the configuration to {home / 'c.json'}\n"
 
 
 def test_config_files_are_of_two_kinds(home: Path) -> None:

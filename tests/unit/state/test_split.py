@@ -141,7 +141,7 @@ def four_parts(refusal):
 
 
 def test_columns_of_different_lengths_are_refused():
-    with pytest.raises(ValueError, match="must have the same length") as refusal:
+    with pytest.raises(ValueError, match="columns with equally many items") as refusal:
         split({"x": [1, 2], "y": {"z": [1]}}, 0, 2)
     assert "inputs['x'] of length 2, inputs['y']['z'] of length 1" in str(refusal.value)
     assert four_parts(refusal)

@@ -53,7 +53,7 @@ def config_command(args: argparse.Namespace) -> None:
             )
         )
     path = write_config(args.config_file or default_config_path(), get_user_input().to_dict())
-    print(f"accelerate configuration saved at {path}")
+    print(f"Wrote the configuration to {path}")
 
 
 def main() -> None:

@@ -63,4 +63,4 @@ def default_config_command(args: argparse.Namespace) -> None:
     """Write the file, and say where."""
     path = write_basic_config(args.mixed_precision, args.save_location)
     if path:
-        print(f"accelerate configuration saved at {path}")
+        print(f"Wrote the configuration to {path}")
