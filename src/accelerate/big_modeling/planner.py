@@ -201,10 +201,8 @@ class _LargestAfter:
     """The size of the largest part that can't be split, among those that come after a node."""
 
     def __init__(self, tree: Tree) -> None:
-        self.layers = list(_layers(tree.root))
-        self.sizes: list[int | float] = [0] * (len(tree.nodes) + 1)
-        for node in self.layers:
-            self.sizes[node.start] = node.size
+        self.sizes: list[int | float] = [node.size if node.whole else 0 for node in tree.nodes]
+        self.sizes.append(0)
         self.removed = False
         self._build()
 
@@ -230,15 +228,6 @@ class _LargestAfter:
             if self.sizes[index]:
                 self.sizes[index] = 0
                 self.removed = True
-
-
-def _layers(node: Node) -> Iterator[Node]:
-    """Yield the parts that can't be split."""
-    for child in node.children:
-        if child.whole:
-            yield child
-        else:
-            yield from _layers(child)
 
 
 def _disk_full(node: Node, room: int | float) -> str:

@@ -66,31 +66,34 @@ class Tree:
         #: The first place of each tensor, and all places of those that are in several.
         self._first: dict[int, Node] = {}
         self._tied: dict[int, list[Node]] = {}
-        self.root = self._visit(model, "", None, splits=True)
+        self.root = self._visit(model, "", None)
 
     @property
     def tied(self) -> list[list[Node]]:
         """The places of each tensor that is in several."""
         return list(self._tied.values())
 
-    def _visit(self, module: torch.nn.Module, name: str, parent: Node | None, splits: bool = False) -> Node:
+    def _visit(self, module: torch.nn.Module, name: str, parent: Node | None) -> Node:
+        """Add a module, and what is in it if it can be split; the model itself always can."""
         node = self._add(name, type(module).__name__, parent)
-        children = {key: child for key, child in module._modules.items() if child is not None}
-        if (node.kind in self._whole or not children) and not splits:
-            self._take_all(module, name, node)
+        modules = module._modules
+        prefix = name + "." if name else ""
+        if parent is not None and (not modules or node.kind in self._whole or _only_none(modules)):
+            self._take_all(module, prefix, node)
             return node
         node.whole = False
-        prefix = f"{name}." if name else ""
+        children = node.children
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                node.size += self._add_tensor(prefix + key, parameter, node)
+                children.append(self._add_tensor(prefix + key, parameter, node))
         for key, buffer in module._buffers.items():
             if buffer is not None:
-                node.buffers += (size := self._add_tensor(prefix + key, buffer, node))
-                node.size += size
-        for key, child in children.items():
-            part = self._visit(child, prefix + key, node)
-            node.children.append(part)
+                children.append(part := self._add_tensor(prefix + key, buffer, node))
+                part.buffers = part.size
+        for key, child in modules.items():
+            if child is not None:
+                children.append(self._visit(child, prefix + key, node))
+        for part in children:
             node.size += part.size
             node.buffers += part.buffers
         node.end = len(self.nodes)
@@ -101,16 +104,14 @@ class Tree:
         self.nodes.append(node)
         return node
 
-    def _add_tensor(self, name: str, tensor: torch.Tensor, owner: Node) -> int | float:
-        """Add a tensor that can be placed by itself, and return its size."""
+    def _add_tensor(self, name: str, tensor: torch.Tensor, owner: Node) -> Node:
+        """Add a tensor that can be placed by itself."""
         node = self._add(name, "", owner)
-        owner.children.append(node)
         node.size = self._count(name, tensor, node)
-        return node.size
+        return node
 
-    def _take_all(self, module: torch.nn.Module, name: str, node: Node) -> None:
+    def _take_all(self, module: torch.nn.Module, prefix: str, node: Node) -> None:
         """Count everything in a module that can't be split as one node."""
-        prefix = f"{name}." if name else ""
         for key, parameter in module._parameters.items():
             if parameter is not None:
                 node.size += self._count(prefix + key, parameter, node)
@@ -120,7 +121,7 @@ class Tree:
                 node.size += size
         for key, child in module._modules.items():
             if child is not None:
-                self._take_all(child, prefix + key, node)
+                self._take_all(child, f"{prefix}{key}.", node)
 
     def _count(self, name: str, tensor: torch.Tensor, place: Node) -> int | float:
         """Return the size of a tensor, or nothing if it was counted in another place."""
@@ -131,3 +132,7 @@ class Tree:
         if first is not place:
             self._tied.setdefault(id(tensor), [first]).append(place)
         return 0
+
+
+def _only_none(modules: Mapping[str, torch.nn.Module | None]) -> bool:
+    return all(each is None for each in modules.values())
