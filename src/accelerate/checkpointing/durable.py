@@ -170,8 +170,3 @@ def read_in_pieces(path: Path, size: int = 16 * BLOCK) -> Iterator[memoryview]:
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             yield buffer[:count]
-
-
-def folder_size(folder: Path) -> int:
-    """Return how many bytes the files below `folder` have."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from accelerate.checkpointing.durable import FileFact, fact_of, flush_folder
-from accelerate.checkpointing.metadata import METADATA, SafePlanner, SafeReader
+from accelerate.checkpointing.metadata import METADATA, SafePlanner, SafeReader, paths_in
 from accelerate.comm.collectives import Collectives
 
 Key: TypeAlias = tuple[Any, ...]
@@ -43,12 +43,6 @@ def write_shards(folder: Path, state: Mapping[str, Any], collectives: Collective
 def read_metadata(folder: Path) -> Metadata:
     """Return what a folder of shards says of itself."""
     return SafeReader(folder).read_metadata()
-
-
-def paths_in(metadata: Metadata) -> dict[str, Key]:
-    """Return the path of each key."""
-    known: Mapping[str, Any] = metadata.planner_data or {}
-    return {key: tuple(known.get(key) or key.split(".", 1)) for key in metadata.state_dict_metadata}
 
 
 def shapes_in(folder: Path, top: str) -> dict[str, tuple[int, ...] | None]:
@@ -135,8 +129,3 @@ def _with_lists(value: Any) -> Any:
     if value and all(isinstance(key, int) for key in value):
         return [_with_lists(value[key]) for key in sorted(value)]
     return {key: _with_lists(each) for key, each in value.items()}
-
-
-def is_sharded_folder(path: Path) -> bool:
-    """Whether `path` is a folder of shards."""
-    return (path / METADATA).is_file()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from accelerate.checkpointing.layout import names_of, rng_name
+from accelerate.checkpointing.layout import names_of
 from accelerate.checkpointing.manifest import Manifest
 from accelerate.checkpointing.objects import load_object
 from accelerate.checkpointing.tensors import map_tensors_of
@@ -62,10 +62,6 @@ class Source:
     def has_file(self, name: str) -> bool:
         """Return whether it has a file of this name."""
         return (self.folder / name).is_file()
-
-    def has_rank(self, rank: int) -> bool:
-        """Return whether a rank of this number has written to it."""
-        return self.has(rng_name(rank))
 
     def object(self, name: str) -> Any:
         """Return what was written with `torch.save`; opened once, its tensors mapped rather than read."""

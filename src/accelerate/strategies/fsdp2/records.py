@@ -16,9 +16,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from accelerate.base.constants import FSDP_MODEL_NAME, OPTIMIZER_NAME
 from accelerate.checkpointing.durable import FileFact
 from accelerate.checkpointing.layout import full_model_name, optimizer_name
+from accelerate.checkpointing.metadata import is_sharded_folder
 from accelerate.checkpointing.optimizer_states import by_name, by_number, flat_names, parameters_of
 from accelerate.checkpointing.records import ModelRecord, OptimizerRecord
-from accelerate.checkpointing.sharded import UNWANTED, empty, is_sharded_folder, outline, read_shards, write_shards
+from accelerate.checkpointing.sharded import UNWANTED, empty, outline, read_shards, write_shards
 from accelerate.checkpointing.source import Source
 from accelerate.checkpointing.tensors import like, local_of
 from accelerate.comm.collectives import Collectives
