@@ -65,8 +65,8 @@ def load_checkpoint_and_dispatch(
         ValueError: a plan of another name, or what the functions above refuse.
     """
     if isinstance(device_map, str):
-        device_map = _planned(
-            model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers=offload_buffers
+        device_map = planned(
+            model, device_map, max_memory, no_split_module_classes, dtype=dtype, offload_buffers=offload_buffers
         )
     load_checkpoint_in_model(
         model,
@@ -95,16 +95,21 @@ def load_checkpoint_and_dispatch(
     )
 
 
-def _planned(
+def planned(
     model: torch.nn.Module,
     plan: str,
-    max_memory: Mapping[int | str, int | str] | None,
-    no_split: str | Iterable[str] | None,
-    dtype: Any,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    no_split: str | Iterable[str] | None = None,
     *,
-    offload_buffers: bool,
+    dtype: Any = None,
+    special_dtypes: Mapping[str, Any] | None = None,
+    offload_buffers: bool = False,
 ) -> Mapping[str, Any]:
-    """Return the device map of a plan by name."""
+    """Return the device map of a plan by name; see `load_checkpoint_and_dispatch` and `infer_auto_device_map`.
+
+    Raises:
+        ValueError: there is no plan of that name.
+    """
     if plan not in PLANS:
         raise ValueError(
             message(
@@ -114,7 +119,7 @@ def _planned(
                 do=did_you_mean(plan, PLANS),
             )
         )
+    sizes: dict[str, Any] = {"dtype": dtype, "special_dtypes": special_dtypes}
     if plan != "sequential":
-        low_zero = plan == "balanced_low_0"
-        max_memory = get_balanced_memory(model, max_memory, no_split, dtype=dtype, low_zero=low_zero)
-    return infer_auto_device_map(model, max_memory, no_split, dtype=dtype, offload_buffers=offload_buffers)
+        max_memory = get_balanced_memory(model, max_memory, no_split, low_zero=plan == "balanced_low_0", **sizes)
+    return infer_auto_device_map(model, max_memory, no_split, offload_buffers=offload_buffers, **sizes)

@@ -19,6 +19,7 @@ from accelerate.big_modeling.checkpoint_file import CheckpointFile, open_checkpo
 from accelerate.big_modeling.distributed import is_distributed, load_distributed
 from accelerate.big_modeling.locate import open_all
 from accelerate.big_modeling.places import check_devices
+from accelerate.big_modeling.quantization_bnb import quantize_and_offload_8bit
 from accelerate.big_modeling.reading import Job, read_all
 from accelerate.big_modeling.report import compare
 from accelerate.big_modeling.store import Index, offload_weight, save_offload_index
@@ -86,7 +87,7 @@ def load_checkpoint_in_model(
         offload_state_dict: accepted, and always so: no weights but those of the model are held in memory.
         offload_buffers: buffers of modules on the disk stay there too.
         keep_in_fp32_modules: names of modules that stay in fp32 when `dtype` is fp16.
-        offload_8bit_bnb: quantize weights for the disk with bitsandbytes, for models of its 8-bit layers.
+        offload_8bit_bnb: write weights for the disk in 8 bits, for models of 8-bit layers of bitsandbytes.
         strict: have the checkpoint hold the names of the model, no more and no less.
         full_state_dict: for a sharded model, that the checkpoint holds whole tensors.
         broadcast_from_rank0: for a distributed run, that only rank 0 reads and the others are sent.
@@ -109,7 +110,10 @@ def load_checkpoint_in_model(
     if keep_in_fp32_modules and dtype != torch.float16:
         warn_once("keep_in_fp32_modules has an effect with dtype=torch.float16 only.", stacklevel=3)
     tied = find_tied_parameters(model)
-    loader = _Loader(model, device_map, dtype, keep_in_fp32_modules or (), offload_folder, offload_buffers, memory_map)
+    if offload_8bit_bnb and not any(type(each).__name__ == "Int8Params" for each in model.parameters()):
+        warn_once("offload_8bit_bnb has an effect on models of 8-bit layers of bitsandbytes only.", stacklevel=3)
+    kept = keep_in_fp32_modules or ()
+    loader = _Loader(model, device_map, dtype, kept, offload_folder, offload_buffers, memory_map, offload_8bit_bnb)
     loader.take_all(files, tied)
     loader.finish()
     retie_parameters(model, tied)
@@ -143,6 +147,7 @@ class _Loader:
         folder: str | os.PathLike[str] | None,
         offload_buffers: bool,
         memory_map: bool,
+        offload_8bit: bool = False,
     ) -> None:
         self.model = model
         self.places = dict(all_places(model))
@@ -152,6 +157,7 @@ class _Loader:
         self.folder = folder
         self.offload_buffers = offload_buffers
         self.memory_map = memory_map
+        self.offload_8bit = offload_8bit
         self.index: Index = {}
         self.placeholders: dict[int, torch.Tensor] = {}
         self.jobs: list[Job] = []
@@ -194,7 +200,7 @@ class _Loader:
         dtype = self._final_dtype(name, file.dtype(source), old.dtype)
         if device == "disk" and (self.offload_buffers or not is_buffer):
             self._leave_on_disk(name, file, source, dtype)
-            self.new.append((store, key, self._placeholder(old, dtype)))
+            self.new.append((store, key, self._placeholder(store[key], dtype)))
             return
         self._bring(name, file, source, _in_memory(device), dtype)
 
@@ -216,6 +222,11 @@ class _Loader:
         self.new.append((store, key, wrapped_like(data, old) if isinstance(old, torch.nn.Parameter) else data))
 
     def _leave_on_disk(self, name: str, file: CheckpointFile, source: str, dtype: torch.dtype) -> None:
+        store, key, _ = self.places[name]
+        if self.offload_8bit and self.folder is not None and type(store[key]).__name__ == "Int8Params":
+            value = file.view(source)
+            quantize_and_offload_8bit(self.model, value, name, dtype, self.folder, self.index, None)
+            return
         entry = file.offload_entry(source)
         if entry is not None:
             self.index[name] = {**entry, "dtype": str(dtype).removeprefix("torch.")}

@@ -15,6 +15,10 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "shard_checkpoint",
         ],
         "accelerate.parallelism_config": ["ParallelismConfig"],
+        "accelerate.utils.bnb": [
+            "has_4bit_bnb_layers",
+            "load_and_quantize_model",
+        ],
         "accelerate.utils.constants": [
             "MITA_PROFILING_AVAILABLE_PYTORCH_VERSION",
             "MODEL_NAME",
@@ -37,6 +41,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
         ],
         "accelerate.utils.dataclasses": [
             "AutocastKwargs",
+            "BnbQuantizationConfig",
             "ComputeEnvironment",
             "CustomDtype",
             "DDPCommunicationHookType",
@@ -56,6 +61,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "RNGType",
             "SageMakerDistributedType",
             "TensorInformation",
+            "TorchAoQuantizationConfig",
             "TorchDynamoPlugin",
         ],
         "accelerate.utils.environment": [

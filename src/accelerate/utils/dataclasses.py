@@ -29,11 +29,13 @@ from accelerate.config.kwargs import KwargsHandler
 from accelerate.config.process_group import InitProcessGroupKwargs
 from accelerate.config.profile import ProfileKwargs
 from accelerate.config.project import ProjectConfiguration
+from accelerate.config.quantization import BnbQuantizationConfig, TorchAoQuantizationConfig
 from accelerate.config.scaler import GradScalerKwargs
 
 __all__ = [
     "AutocastKwargs",
     "BaseEnum",
+    "BnbQuantizationConfig",
     "ComputeEnvironment",
     "CustomDtype",
     "DDPCommunicationHookType",
@@ -55,6 +57,7 @@ __all__ = [
     "RNGType",
     "SageMakerDistributedType",
     "TensorInformation",
+    "TorchAoQuantizationConfig",
     "TorchDynamoPlugin",
     "get_module_class_from_name",
 ]
