@@ -130,7 +130,7 @@ def _refielded(data: Any, values: list[Any]) -> Any:
 
 _UNKNOWN: Any = object()
 _RULES: dict[type, Container | None] = {
-    dict: Container(dict.values, _keys, lambda data, values: dict(zip(data, values, strict=True))),
+    dict: Container(lambda data: data.values(), _keys, lambda data, values: dict(zip(data, values, strict=True))),
     list: Container(iter, _indices, lambda data, values: list(values)),
     tuple: Container(iter, _indices, lambda data, values: tuple(values)),
     **dict.fromkeys((torch.Tensor, torch.nn.Parameter, str, bytes, int, float, bool, type(None))),

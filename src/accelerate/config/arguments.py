@@ -16,9 +16,8 @@ from accelerate.base.messages import did_you_mean, message
 from accelerate.config.data_loader import DataLoaderConfiguration
 from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.gradient_accumulation import GradientAccumulationPlugin
-from accelerate.config.option import option_of
-from accelerate.config.parallelism import AXES, ParallelismConfig
-from accelerate.config.resolve import Settings, resolve
+from accelerate.config.parallelism import ParallelismConfig
+from accelerate.config.resolve import setting
 
 if TYPE_CHECKING:
     from accelerate.config.autocast import AutocastKwargs
@@ -199,7 +198,6 @@ def choose_parallelism(config: ParallelismConfig | None) -> ParallelismConfig | 
 
     Raises:
         TypeError: it is something else.
-        NotImplementedError: an axis that this version can't train on.
     """
     if config is None and parse_flag_from_env("ACCELERATE_USE_PARALLELISM_CONFIG"):
         config = ParallelismConfig()
@@ -210,16 +208,6 @@ def choose_parallelism(config: ParallelismConfig | None) -> ParallelismConfig | 
                 why="it doesn't say how processes are laid out",
                 allowed="a ParallelismConfig",
                 do="pass parallelism_config=ParallelismConfig(dp_shard_size=2)",
-            )
-        )
-    if config is not None and config.non_dp_dim_names:
-        axis = config.non_dp_dim_names[0]
-        raise NotImplementedError(
-            message(
-                given=f"{axis}_size={config._sizes[axis]}",
-                why=f"this version can't train on an axis for {AXES[axis]}",
-                allowed="dp_replicate_size and dp_shard_size",
-                do=f"set {axis}_size to 1; docs/support.md lists what is there",
             )
         )
     return config
@@ -241,8 +229,9 @@ def choose_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -
             )
         )
     if plugin is None:
-        declared = option_of(Settings, "gradient_accumulation_steps")
-        plugin = GradientAccumulationPlugin(num_steps=resolve(declared, None if steps == 1 else steps))
+        plugin = GradientAccumulationPlugin(
+            num_steps=setting("gradient_accumulation_steps", None if steps == 1 else steps)
+        )
     if plugin.num_steps is not None and plugin.num_steps < 1:
         raise ValueError(
             message(

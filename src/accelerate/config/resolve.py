@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from accelerate.base.environ import current
-from accelerate.config.option import Boolean, Choice, Integer, Option, option, options
+from accelerate.config.option import Boolean, Choice, Integer, Option, option, option_of, options
 
 
 class Found(NamedTuple):
@@ -109,3 +109,8 @@ class Settings:
     def of(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
         """Return the settings for these arguments (None: not passed), the environment and the defaults."""
         return cls(**{name: resolve(declared, arguments.get(name), environ) for name, declared in options(cls).items()})
+
+
+def setting(name: str, argument: Any = None) -> Any:
+    """Return the value of one field of `Settings`: argument, then environment, then default."""
+    return resolve(option_of(Settings, name), argument)

@@ -1,8 +1,4 @@
-"""What `nvidia-smi` knows without initialising CUDA: cards, driver, places on the bus, and broken peer-to-peer.
-
-The RTX 40 series has no peer-to-peer transfers; drivers before 550.40.07 report them nevertheless, NCCL believes that,
-and a run of several processes hangs.
-"""
+"""What `nvidia-smi` knows without initialising CUDA: cards, driver, places on the bus, and broken peer-to-peer."""
 
 from __future__ import annotations
 
@@ -10,14 +6,9 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from packaging.version import InvalidVersion, Version
-
 from accelerate.base import environ
 from accelerate.base.messages import message
-
-AFFECTED = ("RTX 40",)
-FIRST_SOUND_DRIVER = Version("550.40.07")
-SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
+from accelerate.base.peer_to_peer import FIRST_SOUND_DRIVER, SWITCHES, is_affected, is_sound
 
 
 def query(field: str) -> list[str]:
@@ -53,7 +44,7 @@ def address_of(uuid: str) -> str | None:
 def check_cuda_p2p_ib_support() -> bool:
     """Return whether the NVIDIA GPUs of this machine can be trusted to talk to each other directly."""
     names, _ = get_gpu_info()
-    return not _is_affected(names) or _is_sound(get_driver_version())
+    return not _is_affected(names) or is_sound(get_driver_version())
 
 
 def check_peer_to_peer(names: Sequence[str]) -> None:
@@ -65,7 +56,7 @@ def check_peer_to_peer(names: Sequence[str]) -> None:
     if not _is_affected(names) or all(environ.read(switch) for switch in SWITCHES):
         return
     driver = get_driver_version()
-    if not _is_sound(driver):
+    if not is_sound(driver):
         raise NotImplementedError(
             message(
                 given=f"{len(names)} GPUs ({names[0]}, ...) with driver {driver or 'of unknown version'}",
@@ -78,12 +69,4 @@ def check_peer_to_peer(names: Sequence[str]) -> None:
 
 def _is_affected(names: Sequence[str]) -> bool:
     """Return whether several GPUs called `names` include one of the affected series."""
-    return len(names) > 1 and any(series in name for series in AFFECTED for name in names)
-
-
-def _is_sound(driver: str) -> bool:
-    """Return whether the driver tells the truth about peer-to-peer transfers."""
-    try:
-        return Version(driver) >= FIRST_SOUND_DRIVER
-    except InvalidVersion:
-        return False
+    return len(names) > 1 and is_affected(names)

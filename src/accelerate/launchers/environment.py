@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from accelerate.base.peer_to_peer import SWITCHES
 from accelerate.config.env import to_env
-from accelerate.launchers.nvidia import SWITCHES
 from accelerate.launchers.settings import LaunchSettings, declared
 
 USE_CPU = "ACCELERATE_USE_CPU"

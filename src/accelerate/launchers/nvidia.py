@@ -1,20 +1,14 @@
-"""What the NVIDIA driver writes about the GPUs of a machine, read without starting a program or initialising CUDA.
-
-The RTX 40 series has no peer-to-peer transfers; drivers before 550.40.07 report them nevertheless, NCCL believes
-that, and a run of several processes hangs.
-"""
+"""What the NVIDIA driver writes about the GPUs of a machine, read without starting a program or initialising CUDA."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from accelerate.base.peer_to_peer import is_affected, is_sound
+
 DRIVER = Path("/proc/driver/nvidia")
 GPUS = DRIVER / "gpus"
-AFFECTED = "RTX 40"
-FIRST_SOUND = (550, 40, 7)
-#: What tells NCCL to use neither peer-to-peer transfers nor InfiniBand.
-SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 
 
 def devices(gpus: Path = GPUS, files: Path = Path("/dev")) -> int:
@@ -24,11 +18,11 @@ def devices(gpus: Path = GPUS, files: Path = Path("/dev")) -> int:
 
 def peer_to_peer_works(driver: Path = DRIVER) -> bool:
     """Return whether the GPUs of this machine can be trusted to talk to each other directly."""
-    if not any(AFFECTED in model for model in facts(driver / "gpus", "Model")):
+    if not is_affected(facts(driver / "gpus", "Model")):
         return True
     text = (driver / "version").read_text(errors="replace") if (driver / "version").is_file() else ""
     found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", text)
-    return found is not None and tuple(int(part) for part in found[1].split(".")) >= FIRST_SOUND
+    return found is not None and is_sound(found[1])
 
 
 def facts(gpus: Path, name: str) -> list[str]:

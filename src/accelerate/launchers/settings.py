@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate.base.environ import str_to_bool
+from accelerate.base.peer_to_peer import SWITCHES
 from accelerate.config.cluster import SECTIONS, ClusterConfig
 from accelerate.config.enums import DistributedType, value_of
 from accelerate.config.option import Option, options
 from accelerate.config.parallelism import ParallelismSettings
 from accelerate.config.resolve import Found, Settings, merge
 from accelerate.launchers.hardware import Hardware
-from accelerate.launchers.nvidia import SWITCHES
 from accelerate.launchers.options import LaunchOptions
 
 #: The dataclasses whose Options are flags of `accelerate launch`; a declared section of the config file is one.

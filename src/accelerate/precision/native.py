@@ -19,44 +19,35 @@ if TYPE_CHECKING:
     from accelerate.config.autocast import AutocastKwargs
 
 
+class Native(Precision):
+    """Autocast in one 16-bit format, whose facts are the class's `spec`."""
+
+    def __init__(self, device: torch.device, options: PrecisionOptions | None = None) -> None:
+        super().__init__(device, options)
+        self.spec = _with_output(self.spec, self.options)
+        self.autocast = _autocast_for(self.spec, device, self.options)
+
+    def prepare_model(self, model: torch.nn.Module, device: object = None, *, autocast: bool = True) -> torch.nn.Module:
+        if autocast:
+            self.autocast.wrap(model)
+        return model
+
+    def forward_context(self, handler: AutocastKwargs | None = None) -> torch.autocast:
+        return self.autocast.context(handler)
+
+
 @final
-class Bf16(Precision):
+class Bf16(Native):
     """Matrix products and convolutions in bfloat16, which has the range of fp32 and needs no scaling."""
 
     spec = PrecisionSpec("bf16", compute=torch.bfloat16, reduce=torch.bfloat16, output=torch.float32)
 
-    def __init__(self, device: torch.device, options: PrecisionOptions | None = None) -> None:
-        super().__init__(device, options)
-        self.spec = _with_output(self.spec, self.options)
-        self.autocast = _autocast_for(self.spec, device, self.options)
-
-    def prepare_model(self, model: torch.nn.Module, device: object = None, *, autocast: bool = True) -> torch.nn.Module:
-        if autocast:
-            self.autocast.wrap(model)
-        return model
-
-    def forward_context(self, handler: AutocastKwargs | None = None) -> torch.autocast:
-        return self.autocast.context(handler)
-
 
 @final
-class Fp16(Scaled):
+class Fp16(Native, Scaled):
     """Matrix products and convolutions in float16, with a scaled loss so that small gradients don't vanish."""
 
     spec = PrecisionSpec("fp16", compute=torch.float16, reduce=torch.float16, output=torch.float32, needs_scaler=True)
-
-    def __init__(self, device: torch.device, options: PrecisionOptions | None = None) -> None:
-        super().__init__(device, options)
-        self.spec = _with_output(self.spec, self.options)
-        self.autocast = _autocast_for(self.spec, device, self.options)
-
-    def prepare_model(self, model: torch.nn.Module, device: object = None, *, autocast: bool = True) -> torch.nn.Module:
-        if autocast:
-            self.autocast.wrap(model)
-        return model
-
-    def forward_context(self, handler: AutocastKwargs | None = None) -> torch.autocast:
-        return self.autocast.context(handler)
 
 
 def _with_output(spec: PrecisionSpec, options: PrecisionOptions) -> PrecisionSpec:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accelerate.base.environ import parse_choice_from_env, parse_flag_from_env
 from accelerate.base.messages import did_you_mean, message, warn_once
 from accelerate.config.enums import DistributedType, DynamoBackend
+from accelerate.config.resolve import setting
 from accelerate.state.borg import SharedDict
 from accelerate.state.partial import PartialState
 from accelerate.state.process_state import ProcessState
@@ -89,13 +89,13 @@ class AcceleratorState(ProcessState):
         if not _from_accelerator:
             raise ValueError(_no_accelerator())
         if PartialState._shared_state:
-            _check_device(PartialState(), cpu or parse_flag_from_env("ACCELERATE_USE_CPU"))
+            _check_device(PartialState(), setting("use_cpu", cpu or None))
         PartialState(cpu, **kwargs)
         self.__dict__.update(PartialState._shared_state)
         self.__dict__.update(
             {name: plugin for name, plugin in asked.items() if plugin is not None or name not in OF_A_MODE},
             device_mesh=None,
-            _mixed_precision=_precision(mixed_precision) or parse_choice_from_env("ACCELERATE_MIXED_PRECISION").lower(),
+            _mixed_precision=setting("mixed_precision", _precision(mixed_precision)),
         )
         if self.deepspeed_plugins is not None:
             self.select_deepspeed_plugin(next(iter(self.deepspeed_plugins)))

@@ -72,8 +72,8 @@ class Borg:
         """Say why an attribute that belongs to this state isn't there."""
         kind = type(self).__name__
         return message(
-            given=f"`{kind}` object has no attribute `{name}`",
-            why=f"this happens if `{kind}._reset_state()` was called and nothing was initialised since",
+            given=f"`{name}` of `{kind}`, which is empty",
+            why="nothing was built yet, or it was reset since",
             allowed=f"reading `{name}` from an initialised `{kind}`",
             do="build an `Accelerator` or a `PartialState` again before reading it",
         )

@@ -17,6 +17,7 @@ from accelerate.cluster.environments import SingleProcess, detect_environment
 from accelerate.cluster.topology import Topology
 from accelerate.comm.collectives import Alone, Collectives, TorchCollectives, XlaCollectives
 from accelerate.config.enums import DistributedType
+from accelerate.config.resolve import setting
 from accelerate.devices.affinity import set_numa_affinity
 from accelerate.devices.device import Device
 from accelerate.devices.select import default_device, select_device
@@ -48,7 +49,7 @@ class PartialState(ProcessState):
         if self.initialized:
             _warn_too_late(self, cpu, settings)
         else:
-            self.__dict__.update(_facts(self, cpu or parse_flag_from_env("ACCELERATE_USE_CPU"), settings))
+            self.__dict__.update(_facts(self, setting("use_cpu", cpu or None), settings))
 
     @property
     def default_device(self) -> torch.device:
@@ -97,14 +98,12 @@ def _facts(state: PartialState, cpu: bool, settings: GroupSettings) -> dict[str,
             timeout=settings.timeout,
             init_method=settings.init_method,
         )
-    if parse_flag_from_env("ACCELERATE_CPU_AFFINITY"):
+    if setting("enable_cpu_affinity"):
         set_numa_affinity(topology.local_rank)
-    debug = parse_flag_from_env("ACCELERATE_DEBUG_MODE")
     return {
         "_cpu": cpu,
         "backend": backend,
         "device": device.torch_device,
-        "debug": debug,
         "distributed_type": label,
         "num_processes": topology.world_size,
         "process_index": topology.rank,
@@ -113,7 +112,7 @@ def _facts(state: PartialState, cpu: bool, settings: GroupSettings) -> dict[str,
         "_topology": topology,
         "_environment": environment,
         "_device_handle": device,
-        "_collectives": _collectives(topology, device, debug),
+        "_collectives": _collectives(topology, device, setting("debug")),
     }
 
 

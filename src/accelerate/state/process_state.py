@@ -42,7 +42,6 @@ class ProcessState(ProcessControl, Borg):
 
     _cpu: bool
     backend: str | None
-    debug: bool
     device: torch.device
     distributed_type: DistributedType
     fork_launched: bool
@@ -66,9 +65,18 @@ class ProcessState(ProcessControl, Borg):
             f"Device: {self.device}\n"
         )
 
+    @property
+    def debug(self) -> bool:
+        """Whether collective operations first compare what the ranks are about to do; it can be changed at any time."""
+        return self._collectives.debug
+
+    @debug.setter
+    def debug(self, wanted: bool) -> None:
+        self._collectives.debug = wanted
+
     def runtime(self) -> Runtime:
         """Return the facts that inner rooms work with."""
-        return Runtime(self._topology, self._device_handle, self._collectives, GradientState(), self.debug)
+        return Runtime(self._topology, self._device_handle, self._collectives, GradientState())
 
     def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
         """Leave `group`, by default the default one, except in a forked process, whose launcher does that."""

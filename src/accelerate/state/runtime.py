@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The facts of a run, fixed when the state was built; `debug` asks for collectives to be checked first."""
+    """The facts of a run, fixed when the state was built."""
 
     topology: Topology
     device: Device
     collectives: Collectives
     gradient_state: GradientState
-    debug: bool = False

@@ -94,7 +94,6 @@ def test_flags_of_the_environment(monkeypatch, variable, attribute, word):
     state = PartialState()
     assert getattr(state, attribute) is True
     assert state._collectives.debug is (attribute == "debug")
-    assert state.runtime().debug is (attribute == "debug")
 
 
 def test_the_process_is_bound_to_its_cores_when_asked(monkeypatch, launched):
@@ -180,7 +179,7 @@ def test_after_a_reset_known_attributes_say_so():
     state._reset_state()
     assert not state.initialized
     for name in ("device", "distributed_type", "_mixed_precision", "_collectives"):
-        with pytest.raises(AttributeError, match=r"PartialState\._reset_state\(\)"):
+        with pytest.raises(AttributeError, match="`PartialState`, which is empty"):
             getattr(state, name)
     with pytest.raises(AttributeError, match=r"^'PartialState' object has no attribute 'someotherthing'$"):
         _ = state.someotherthing
@@ -227,3 +226,11 @@ def test_leaving_the_process_group(monkeypatch, forked, group, left):
 
 def test_both_states_are_process_states():
     assert issubclass(PartialState, ProcessState)
+
+
+def test_debug_mode_can_be_turned_on_later() -> None:
+    state = PartialState()
+    assert not state.debug
+    PartialState().debug = True
+    assert state.debug
+    assert state._collectives.debug
