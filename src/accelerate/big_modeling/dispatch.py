@@ -195,7 +195,8 @@ def _move_whole(model: torch.nn.Module, device: torch.device) -> None:
     Raises:
         ValueError: parts of it have no content.
     """
-    empty = [name for name, tensor in all_module_tensors(model, recurse=True) if tensor.is_meta]
+    tensors = dict(all_module_tensors(model, recurse=True))
+    empty = [name for name, tensor in tensors.items() if tensor.is_meta]
     if empty and device.type != "meta":
         raise ValueError(
             message(
@@ -205,7 +206,8 @@ def _move_whole(model: torch.nn.Module, device: torch.device) -> None:
                 do="load the checkpoint first, or use `load_checkpoint_and_dispatch`",
             )
         )
-    model.to(device)
+    if any(tensor.device != device for tensor in tensors.values()):
+        model.to(device)
 
 
 def _guard_moves(model: torch.nn.Module) -> None:

@@ -11,6 +11,7 @@ import torch
 from accelerate.base.messages import message, warn_once
 from accelerate.big_modeling.locate import open_all
 from accelerate.big_modeling.report import compare
+from accelerate.hooks.tensors import all_module_tensors
 
 
 def is_distributed(model: torch.nn.Module, full_state_dict: bool, broadcast_from_rank0: bool) -> bool:
@@ -42,7 +43,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
     loaded: Any = sys.modules.get("torch.distributed.tensor")
     if loaded is None:
         return False
-    return any(isinstance(each, loaded.DTensor) for each in (*model.parameters(), *model.buffers()))
+    return any(isinstance(tensor, loaded.DTensor) for _, tensor in all_module_tensors(model, recurse=True))
 
 
 def load_distributed(

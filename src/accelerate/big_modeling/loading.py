@@ -26,7 +26,7 @@ from accelerate.big_modeling.store import Index, offload_weight, save_offload_in
 from accelerate.big_modeling.tied import device_of_name, find_tied_parameters, retie_parameters
 from accelerate.big_modeling.units import proper_dtype
 from accelerate.hooks.placement import BNB_CLASSES, set_module_tensor_to_device
-from accelerate.hooks.tensors import as_device, meta_like, wrapped_like
+from accelerate.hooks.tensors import as_device, meta_like, prefixed_modules, wrapped_like
 
 
 def load_state_dict(
@@ -262,7 +262,6 @@ class _Loader:
 
 def all_places(model: torch.nn.Module) -> Iterator[tuple[str, tuple[dict[str, Any], str, bool]]]:
     """Yield for each tensor of a model its name, the dictionary it is in, its key there, and whether it is a buffer."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        prefix = f"{path}." if path else ""
+    for prefix, module in prefixed_modules(model):
         for store, is_buffer in ((module._parameters, False), (module._buffers, True)):
             yield from ((prefix + key, (store, key, is_buffer)) for key, value in store.items() if value is not None)

@@ -81,6 +81,6 @@ def compare(model: torch.nn.Module, files: Sequence[CheckpointFile]) -> Report:
     misshaped = [
         (name, file.shape(name), tuple(own[name].shape))
         for name, file in found.items()
-        if name in own and file.shape(name) != tuple(own[name].shape) and type(own[name]).__name__ not in BNB_CLASSES
+        if name in own and file.shape(name) != own[name].shape and type(own[name]).__name__ not in BNB_CLASSES
     ]
     return Report(tuple(missing), tuple(name for name in found if name not in own), tuple(misshaped))

@@ -10,6 +10,7 @@ import torch
 
 from accelerate.base.messages import message
 from accelerate.hooks.placement import find_store
+from accelerate.hooks.tensors import prefixed_modules
 
 logger = logging.getLogger("accelerate.utils.modeling")
 
@@ -22,8 +23,10 @@ def find_tied_parameters(model: torch.nn.Module, **kwargs: Any) -> list[list[str
         kwargs: accepted for code that was written for older releases, and not used.
     """
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    for prefix, module in prefixed_modules(model):
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                names.setdefault(id(parameter), []).append(prefix + key)
     return [sorted(group) for group in names.values() if len(group) > 1]
 
 

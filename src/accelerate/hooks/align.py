@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from accelerate.devices.memory import clear_device_cache
 from accelerate.hooks.base import ModelHook
 from accelerate.hooks.placement import TiedTensors, set_module_tensor_to_device
-from accelerate.hooks.slots import Slot, find_slots, refill
+from accelerate.hooks.slots import Slot, find_slots, refill, vacate
 from accelerate.hooks.tensors import (
     all_module_tensors,
     as_device,
@@ -70,7 +71,7 @@ class AlignDevicesHook(ModelHook):
         #: The weights that the places were filled with, if these are the same each time and need not be asked for.
         self._static_map: Mapping[str, Any] | None = None
         self._running: set[int] = set()
-        self._turn = threading.RLock()
+        self._turn = threading.Lock()
 
     @property
     def traceable(self) -> bool:
@@ -99,11 +100,13 @@ class AlignDevicesHook(ModelHook):
             self.input_device = device_of((args, kwargs))
         if self.offload:
             self._onload()
-        if self.execution_device is None:
+        given, device = self._resolved
+        if self.execution_device is not given:
+            device = self._device()
+        if device is None:
             return args, kwargs
-        device = self._device()
         if len(args) == 1 and type(args[0]) is torch.Tensor and not kwargs:  # by far the most frequent
-            return (args[0].to(device),), kwargs
+            return args if args[0].device == device else (args[0].to(device),), kwargs
         return to_device(args, device), to_device(kwargs, device, self._skipped()) if kwargs else kwargs
 
     def post_forward(self, module: torch.nn.Module, output: Any) -> Any:
@@ -114,12 +117,12 @@ class AlignDevicesHook(ModelHook):
             output = to_device(output, self.input_device, self._skipped())
         return output
 
-    def _device(self) -> Any:
+    def _device(self) -> torch.device | None:
         """Return `execution_device`, which may be reassigned, as torch knows it."""
         given, device = self._resolved
-        if self.execution_device is given or self.execution_device is None:
-            return device if self.execution_device is given else None
-        return as_device(self.execution_device)
+        if self.execution_device is given:
+            return device
+        return None if self.execution_device is None else as_device(self.execution_device)
 
     def _skipped(self) -> Sequence[str]:
         return (self.skip_keys,) if isinstance(self.skip_keys, str) else self.skip_keys or ()
@@ -184,7 +187,7 @@ class AlignDevicesHook(ModelHook):
         with self._turn:
             running = self._running
             first = not running
-            running.add(threading.get_ident())
+            running.add(get_ident())
             if first and not (self._static_map is self.weights_map is not None and refill(self._slots)):
                 self._fill()
 
@@ -202,11 +205,10 @@ class AlignDevicesHook(ModelHook):
     def _release(self) -> None:
         """Put the placeholders back, unless another thread still runs the module."""
         with self._turn:
-            self._running.discard(threading.get_ident())
+            self._running.discard(get_ident())
             if self._running:
                 return
-            for slot in self._slots:
-                slot.empty()
+            vacate(self._slots)
             if self._static_map is None:
                 self._weights.release(self._device())
                 self._forget_tied()
@@ -221,4 +223,4 @@ class AlignDevicesHook(ModelHook):
         return {**self.__dict__, "_turn": None, "_running": set()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _turn=threading.RLock())
+        self.__dict__.update(state, _turn=threading.Lock())

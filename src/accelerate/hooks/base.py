@@ -8,13 +8,14 @@ the hook in `_hf_hook`; published code looks for both names.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from accelerate.hooks.untraced import may_be_traced, run_around_graphs, run_hooked, run_outside_graphs
+from accelerate.hooks.untraced import run_around_graphs, run_hooked, run_outside_graphs
 
 #: Attributes that dispatching sets on a model, and that go when its hook is removed.
 _accelerate_added_attributes = ["to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"]
@@ -99,7 +100,7 @@ class SequentialHook(ModelHook):
 def hooked_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     """Run the hook of `module` around the forward that it had before."""
     hook = module._hf_hook
-    if hook.traceable or not may_be_traced():
+    if "torch._dynamo" not in sys.modules or hook.traceable:  # who traces has loaded it, and may take up any function
         return run_hooked(hook, module, args, kwargs)
     if module._modules:
         return run_around_graphs(hook, module, args, kwargs)

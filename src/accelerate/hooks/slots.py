@@ -91,14 +91,23 @@ def refill(slots: Sequence[Slot]) -> bool:
     Args:
         slots: the places, which are empty, and were filled with the same values before.
     """
+    records = torch.is_grad_enabled()  # without gradients it doesn't matter who needs them
     for slot in slots:
-        live = slot.live
-        if live is None or slot.store.get(slot.key) is not slot.placeholder:
+        store, key, live, placeholder = slot.store, slot.key, slot.live, slot.placeholder
+        if live is None or store.get(key) is not placeholder:
             return False
-        if live.requires_grad != slot.placeholder.requires_grad:  # type: ignore[union-attr]
+        if records and live.requires_grad != placeholder.requires_grad:  # type: ignore[union-attr]
             return False
-        slot.store[slot.key] = live
+        store[key] = live
     return True
+
+
+def vacate(slots: Sequence[Slot]) -> None:
+    """Put the placeholders into the places, but for places that have gone."""
+    for slot in slots:
+        store, key = slot.store, slot.key
+        if key in store:
+            store[key] = slot.placeholder
 
 
 def find_slots(module: torch.nn.Module, *, buffers: bool, recurse: bool) -> list[Slot]:

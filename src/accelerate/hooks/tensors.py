@@ -25,16 +25,31 @@ def named_module_tensors(
         yield from ((name, each) for name, each in module.named_buffers(recurse=recurse) if name not in left_out)
 
 
+def prefixed_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield `module` and everything in it in the order of definition, each with what the names in it begin with.
+
+    A module that is in several places is yielded for each. Not recursive, which takes a third of the time.
+    """
+    left = [("", module)]
+    while left:
+        prefix, each = left.pop()
+        yield prefix, each
+        inner = [(f"{prefix}{key}.", child) for key, child in each._modules.items() if child is not None]
+        left += reversed(inner)
+
+
 def all_module_tensors(module: torch.nn.Module, recurse: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters and buffers of a module under every name they have, tied ones too."""
-    yield from module.named_parameters(recurse=recurse, remove_duplicate=False)
-    yield from module.named_buffers(recurse=recurse, remove_duplicate=False)
+    modules = list(prefixed_modules(module)) if recurse else [("", module)]
+    for prefix, each in modules:
+        yield from ((prefix + key, value) for key, value in each._parameters.items() if value is not None)
+    for prefix, each in modules:
+        yield from ((prefix + key, value) for key, value in each._buffers.items() if value is not None)
 
 
 def state_names(module: torch.nn.Module) -> Iterator[str]:
     """Yield the names of the state dict of a module, tied ones too, without building it."""
-    for path, each in module.named_modules(remove_duplicate=False):
-        prefix = f"{path}." if path else ""
+    for prefix, each in prefixed_modules(module):
         yield from (prefix + key for key, value in each._parameters.items() if value is not None)
         kept = (key for key in each._buffers if key not in each._non_persistent_buffers_set)
         yield from (prefix + key for key in kept if each._buffers[key] is not None)

@@ -6,17 +6,11 @@ computes is compiled on its own, unless it has no modules in it and so nothing t
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo  # as `torch.compiler.disable`, but loads the compiler when it is called
-
-
-def may_be_traced() -> bool:
-    """Return whether `torch.compile` may be looking: it traces, or is loaded and may take up any function called."""
-    return "torch._dynamo" in sys.modules or torch.compiler.is_compiling()
 
 
 def run_hooked(hook: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -151,6 +151,16 @@ def test_an_error_in_a_forward_leaves_nothing_in_use(tmp_path: Path) -> None:
     assert torch.equal(net(TOKENS), trained().to(torch.bfloat16)(TOKENS))
 
 
+def test_requiring_gradients_can_change_between_forwards_without_them() -> None:
+    layer, given = nn.Linear(4, 4), torch.ones(1, 4)
+    cpu_offload(layer)
+    for requires in (True, False, True):
+        layer.requires_grad_(requires)
+        with torch.no_grad():
+            assert not layer(given).requires_grad
+        assert layer(given).requires_grad is requires
+
+
 def test_weights_in_memory_are_not_copied() -> None:
     net = trained()
     weight = net.layers[0].weight
