@@ -309,7 +309,7 @@ LAYOUTS = {
     "too few": (Case(mesh={"dp_shard_size": 3}), "dp_shard_size=2"),
     "shards without FSDP": (Case(plugin=None, mesh={"dp_shard_size": 2}), "FSDP is what shards parameters"),
     "FSDP without shards": (Case(mesh={"dp_replicate_size": 2}), "there is nobody to shard over"),
-    "an axis of another version": (Case(mesh={"tp_size": 2}), "set tp_size to 1"),
+    "an axis of another version": (Case(plugin=None, mesh={"sp_size": 2}), "set sp_size to 1"),
     "the first FSDP": (Case(plugin={"fsdp_version": 1}), "--fsdp_version 2"),
 }
 

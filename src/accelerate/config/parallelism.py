@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accelerate.base.messages import message
+from accelerate.base.messages import did_you_mean, message, warn_once
 from accelerate.config.env import from_env
 from accelerate.config.option import Boolean, Choice, Integer, Kind, Text, option, shared
 
@@ -22,11 +22,18 @@ if TYPE_CHECKING:
 GROUP = "ParallelismConfig Arguments"
 #: The axes in the order of the mesh, with what each one shares out.
 AXES: Mapping[str, str] = {
+    "pp": "parts of the layers, one after the other",
     "dp_replicate": "replicas that each see other data",
     "dp_shard": "shards of the model, that each see other data",
     "cp": "parts of each sequence (context parallel)",
     "sp": "parts of each sequence (sequence parallel)",
     "tp": "parts of each layer",
+}
+#: What a group of ranks is wanted for -> the axes it runs along, and its name among the views of the mesh.
+VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "data": (("dp_replicate", "dp_shard"), "dp"),
+    "shard": (("dp_shard", "cp"), "dp_shard_cp"),
+    "loss": (("dp_replicate", "dp_shard", "cp"), "dp_cp"),
 }
 
 
@@ -67,6 +74,7 @@ class ParallelismSettings:
     sp_attn_implementation: str = setting(
         "sp_attn_implementation", Text(), "The attention that sequence parallel uses.", "sdpa"
     )
+    pp_size: int = setting("pp_size", Integer(1), "Over how many processes the sequence of layers is divided.", 1)
 
 
 @dataclass
@@ -81,7 +89,8 @@ class ParallelismConfig:
         cp_backend: what divides them.
         sp_size: over how many processes DeepSpeed's sequence parallel divides sequences; excludes `cp_size`.
         sp_backend: what divides them.
-        tp_handler, cp_handler, sp_handler: settings of these axes.
+        tp_handler, cp_handler, sp_handler, pp_handler: settings of these axes.
+        pp_size: over how many processes the sequence of layers is divided.
 
     Raises:
         ValueError: a size below 1, or sizes that exclude each other.
@@ -97,6 +106,8 @@ class ParallelismConfig:
     tp_handler: Any = None
     cp_handler: Any = None
     sp_handler: Any = None
+    pp_size: int = shared(ParallelismSettings, "pp_size", None)
+    pp_handler: Any = None
 
     #: The mesh, once it is built; no field.
     device_mesh: ClassVar[Any] = None
@@ -104,7 +115,7 @@ class ParallelismConfig:
     def __post_init__(self) -> None:
         for name, value in from_env(ParallelismConfig, vars(self)).items():
             setattr(self, name, value)
-        self._sizes = {axis: getattr(self, f"{axis}_size") for axis in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
+        self._sizes = {axis: getattr(self, f"{axis}_size") for axis in AXES}
         if self.cp_size > 1 and self.sp_size > 1:
             raise ValueError(
                 message(
@@ -114,6 +125,9 @@ class ParallelismConfig:
                     do="set the other to 1",
                 )
             )
+        for axis in ("tp", "cp", "sp", "pp"):
+            if getattr(self, f"{axis}_handler") is not None and self._sizes[axis] == 1:
+                warn_once(f"{axis}_handler has no effect: {axis}_size is 1.")
 
     def __repr__(self) -> str:
         lines = [f"{each.name}={getattr(self, each.name)}" for each in fields(self)]
@@ -143,7 +157,7 @@ class ParallelismConfig:
     @property
     def non_dp_dim_names(self) -> list[str]:
         """The axes along which data is the same."""
-        return self._named(("tp", "cp", "sp"))
+        return self._named(("pp", "tp", "cp", "sp"))
 
     @property
     def dp_shard_cp_dim_names(self) -> list[str]:
@@ -200,6 +214,11 @@ class ParallelismConfig:
         """Whether sequences are divided for sequence parallel."""
         return bool(self._sizes["sp"] > 1)
 
+    @property
+    def pp_enabled(self) -> bool:
+        """Whether the sequence of layers is divided."""
+        return bool(self._sizes["pp"] > 1)
+
     def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Return the names and the sizes of the axes of the mesh."""
         names = tuple(self.active_mesh_dims)
@@ -217,11 +236,34 @@ class ParallelismConfig:
         if not names:
             return None
         mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
-        views = {"dp": self.dp_dim_names, "dp_shard_cp": self.dp_shard_cp_dim_names, "dp_cp": self.dp_cp_dim_names}
-        for view, axes in views.items():
-            if axes:
-                mesh[tuple(axes)]._flatten(view)
+        for axes, view in VIEWS.values():
+            named = self._named(axes)
+            if named:
+                mesh[tuple(named)]._flatten(view)
         return mesh
+
+    def view(self, purpose: str) -> DeviceMesh | None:
+        """Return the ranks that this one shares something with, as a mesh of one dimension; None when it is alone.
+
+        Args:
+            purpose: "data": they see different batches; "shard": parameters are sharded over them; "loss": losses and
+                gradients are averaged over them; or the name of an axis.
+
+        Raises:
+            ValueError: there is no such purpose, or the mesh is not built yet.
+        """
+        if purpose not in (*VIEWS, *AXES):
+            raise ValueError(
+                message(
+                    given=f"view({purpose!r})",
+                    why="no group of ranks has this purpose",
+                    allowed=", ".join((*VIEWS, *AXES)),
+                    do=did_you_mean(purpose, (*VIEWS, *AXES)),
+                )
+            )
+        axes, name = VIEWS.get(purpose, ((purpose,), purpose))
+        mesh = self.get_device_mesh() if self._named(axes) else None
+        return None if mesh is None else mesh[name]
 
     def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
         """Return the mesh, built when it is first asked for.
@@ -266,6 +308,7 @@ class ParallelismConfig:
             ValueError: their product is another number than there are processes.
         """
         processes = accelerator.num_processes
+        self._sizes.update({axis: getattr(self, f"{axis}_size") for axis in AXES})  # scripts assign attributes
         if self.total_size == 1 and processes > 1:
             sharded = getattr(accelerator.state, "fsdp_plugin", None) is not None
             self._set_size("dp_shard" if sharded else "dp_replicate", processes)
@@ -284,12 +327,33 @@ class ParallelismConfig:
         return " x ".join(f"{axis}_size={self._sizes[axis]}" for axis in self.active_mesh_dims) or "sizes of 1"
 
 
-def nearest_sizes(sizes: Mapping[str, int], processes: int) -> list[str]:
-    """Return the changes of one size, a line each, that make the product `processes`; the smallest change first."""
-    total = math.prod(sizes.values())
-    found = []
-    for axis, size in sizes.items():
-        rest = total // size
-        if processes % rest == 0 and (size > 1 or axis.startswith("dp")):
-            found.append((abs(processes // rest - size), f"{axis}_size={processes // rest}"))
-    return [text for _, text in sorted(found)] or [f"sizes that divide {processes} without a rest"]
+def nearest_sizes(sizes: Mapping[str, int], processes: int, count: int = 3) -> list[str]:
+    """Return the sizes nearest to `sizes` whose product is `processes`, a line each, the nearest first.
+
+    Args:
+        sizes: the size of each axis; those of 1 stay so, but for the axes of data.
+        processes: how many processes there are.
+        count: how many lines to return at most.
+    """
+    axes = [axis for axis in AXES if sizes[axis] > 1 or axis == "dp_shard"]
+    if not any(axis.startswith("dp") and sizes[axis] > 1 for axis in axes):
+        axes.append("dp_replicate")
+    ranked = sorted(
+        products(processes, len(axes)),
+        key=lambda found: sum(abs(math.log(new / sizes[axis])) for axis, new in zip(axes, found, strict=True)),
+    )
+    named = [
+        " x ".join(f"{axis}_size={size}" for axis, size in zip(axes, found, strict=True) if size > 1)
+        for found in ranked[:count]
+    ]
+    return [text or "sizes of 1" for text in named]
+
+
+def products(number: int, factors: int) -> Iterator[tuple[int, ...]]:
+    """Yield every way to write `number` as a product of so many factors, in their order."""
+    if factors == 1:
+        yield (number,)
+        return
+    for first in range(1, number + 1):
+        if number % first == 0:
+            yield from ((first, *rest) for rest in products(number // first, factors - 1))

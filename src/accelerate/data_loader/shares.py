@@ -6,7 +6,6 @@ sequence, pipeline parallel) answer alike and see the same batch; data-parallel 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +51,19 @@ class DataShard:
         Args:
             rank: the rank in the whole run.
             world_size: the number of processes in the whole run.
-            mesh: a `torch.distributed.DeviceMesh` with named axes, or None when every rank reads data of its own. Axes
-                that divide the batch come first in the mesh, those that divide the model last.
+            mesh: a `torch.distributed.DeviceMesh` with named axes, or None when every rank reads data of its own. Ranks
+                are numbered so that those of the last axis are neighbours.
         """
         if mesh is None:
             return cls(rank, world_size)
-        names = mesh.mesh_dim_names or ()
-        sharing = math.prod(mesh[name].size() for name in names if name not in BATCH_AXES | FLATTENED_AXES)
-        return cls(rank // sharing, world_size // sharing)
+        names = [name for name in mesh.mesh_dim_names or () if name not in FLATTENED_AXES]
+        if len(BATCH_AXES.intersection(names)) > 1:
+            names = [name for name in names if name != "dp"]  # then it is a view of the others
+        index, count, stride = 0, 1, 1
+        for name in reversed(names):
+            size = mesh[name].size()
+            if name in BATCH_AXES:
+                index += rank // stride % size * count
+                count *= size
+            stride *= size
+        return cls(index + rank // stride * count, count * (world_size // stride))  # a mesh of some ranks repeats

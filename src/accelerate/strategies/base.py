@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -20,6 +20,8 @@ from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.enums import DistributedType
 from accelerate.precision.base import Precision
 from accelerate.state.runtime import Runtime
+from accelerate.strategies.axes.base import Axis
+from accelerate.strategies.axes.select import axes_of, chained
 from accelerate.strategies.bundle import Bundle
 from accelerate.strategies.compile import compile_model
 from accelerate.strategies.relink import relinked
@@ -87,25 +89,36 @@ class Strategy(ABC):
         self.setup = setup
         self.runtime = setup.runtime
         self.precision = setup.precision
+        self.axes = axes_of(setup)
+        self.divides_batches = any(type(axis).batch is not Axis.batch for axis in self.axes)
+        self._compute_gradients = chained(self.axes, self.precision.backward)
 
     @abstractmethod
     def label(self) -> DistributedType:
         """Return the `DistributedType` that the state shows to other people's code."""
 
-    def check(self, bundle: Bundle) -> None:  # noqa: B027  (most strategies take everything)
+    def check(self, bundle: Bundle) -> None:
         """Refuse what this strategy can't prepare, before anything is changed."""
+        for axis in self.axes:
+            axis.check(bundle)
 
     def prepare(self, bundle: Bundle, one: One) -> None:
         """Prepare everything in `bundle` in place: loaders, models and optimizers first, schedulers last."""
+        self.prepare_data_loaders(bundle, one)
         with relinked(bundle.models, bundle.optimizers):
-            for slot in bundle.of_kind("data_loader"):
-                slot.value = one.prepare_data_loader(slot.value, device_placement=slot.device_placement)
             for slot in bundle.of_kind("model"):
                 slot.value = one.prepare_model(slot.value, device_placement=slot.device_placement)
         for slot in bundle.of_kind("optimizer"):
             slot.value = one.prepare_optimizer(slot.value, device_placement=slot.device_placement)
         for slot in bundle.of_kind("scheduler"):
             slot.value = one.prepare_scheduler(slot.value)
+
+    def prepare_data_loaders(self, bundle: Bundle, one: One) -> None:
+        """Prepare the loaders of `bundle` in place, for the axes too."""
+        for slot in bundle.of_kind("data_loader"):
+            slot.value = one.prepare_data_loader(slot.value, device_placement=slot.device_placement)
+            for axis in self.axes:
+                slot.value = axis.prepare_data_loader(slot.value)
 
     def prepare_together(self, bundle: Bundle, one: One, shard: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
         """Prepare `bundle` with another function that shards models, for strategies that do."""
@@ -115,6 +128,7 @@ class Strategy(ABC):
         self, model: torch.nn.Module, *, place: bool, autocast: bool, evaluation_mode: bool
     ) -> torch.nn.Module:
         """Return `model` on the device, in the chosen precision, wrapped for training unless `evaluation_mode`."""
+        model = self.divide(model)
         if place and not is_spread(model):
             model = model.to(self.runtime.device.torch_device)
         model = self.precision.prepare_model(model, self.runtime.device, autocast=autocast)
@@ -122,13 +136,30 @@ class Strategy(ABC):
             model = self.wrap(model)
         return compile_model(model, self.setup.dynamo)
 
+    def divide(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the part of a bare model that this rank computes, along all axes."""
+        for axis in self.axes:
+            model = axis.prepare_model(model)
+        return model
+
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model that communicates while it trains."""
         return model
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Compute the gradients of `loss`."""
-        self.precision.backward(loss, **kwargs)
+        self._compute_gradients(loss, **kwargs)
+
+    @contextmanager
+    def batch(
+        self, buffers: Sequence[torch.Tensor], dims: Sequence[int], kept: Iterable[torch.Tensor]
+    ) -> Iterator[None]:
+        """Divide the batch in `buffers` along the axes that do, in the body; see `Axis.batch`."""
+        kept = list(kept)
+        with ExitStack() as stack:
+            for axis in self.axes:
+                stack.enter_context(axis.batch(buffers, dims, kept))
+            yield
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes of `model` do not communicate gradients."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from accelerate.base.messages import message
+from accelerate.base.messages import message, warn_once
 from accelerate.checkpointing.control import CheckpointControl
 from accelerate.strategies.base import is_spread
 from accelerate.strategies.join import joined
@@ -65,6 +65,38 @@ class ModelControl(CheckpointControl):
     def data_parallel_shard_rank(self) -> int:
         """Which shard of its replica this process holds."""
         return self._rank_along("dp_shard")
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """Which part of each layer this process holds."""
+        return self._rank_along("tp")
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        """Which part of the sequence of layers this process holds."""
+        return self._rank_along("pp")
+
+    @property
+    def context_parallel_rank(self) -> int:
+        """Which part of each sequence this process sees."""
+        return self._rank_along("cp")
+
+    def maybe_context_parallel(
+        self,
+        buffers: list[torch.Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[torch.Tensor] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Divide sequences among the ranks that share them, inside of the context; without such an axis, do nothing.
+
+        Args:
+            buffers: tensors that have a dim along the sequence; each rank sees its part of them in the context.
+            buffer_seq_dims: that dim of each buffer.
+            no_restore_buffers: those of `buffers` that need not be whole again after the context.
+        """
+        if buffers and not self._strategy.divides_batches:
+            warn_once("maybe_context_parallel has no effect: no axis divides sequences (cp_size is 1).")
+        return self._strategy.batch(buffers or (), buffer_seq_dims or (), no_restore_buffers or ())
 
     def _rank_along(self, axis: str) -> int:
         layout = self.state.parallelism_config

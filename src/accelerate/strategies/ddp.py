@@ -35,6 +35,7 @@ class DataParallel(Strategy):
         return DistributedType(self.runtime.device.spec.label)
 
     def check(self, bundle: Bundle) -> None:
+        super().check(bundle)
         if not self.bypass_device_map:
             refuse_spread_models(bundle)
 

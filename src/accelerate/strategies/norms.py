@@ -6,7 +6,7 @@ norms of different meshes, and that of plain tensors, combine like those of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,16 +14,24 @@ from torch.distributed.tensor import DTensor
 
 
 @torch.no_grad()
-def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2) -> torch.Tensor:
+def clip_grad_norm_(
+    parameters: Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2,
+    combine: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
     """Clip the gradients of `parameters` to a total norm and return the norm before, a plain 0-d tensor.
 
     Args:
         parameters: plain ones and DTensors, also of different meshes.
         max_norm: what the total norm is reduced to.
         norm_type: the p of the norm; `inf` is the greatest element.
+        combine: makes the norm of the model of the norm of what this rank holds; by default they are the same.
     """
     groups = gradients_by_mesh(parameters)
     total = total_norm(groups.values(), norm_type)
+    if combine is not None:
+        total = combine(total)
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for gradients in groups.values():
         torch._foreach_mul_(gradients, factor.to(gradients[0].device))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from accelerate.base.messages import message, warn_once
 from accelerate.base.registry import Registry
+from accelerate.strategies.axes.select import check_axes
 from accelerate.strategies.base import Setup, Strategy
 from accelerate.strategies.compile import allow_tf32
 
@@ -39,6 +40,7 @@ def check_sharding(setup: Setup) -> None:
         ValueError: shards without FSDP, or FSDP without shards.
         NotImplementedError: FSDP of the first version.
     """
+    check_axes(setup)
     layout, shards = setup.parallelism, _shards(setup)
     if shards and setup.fsdp_plugin.fsdp_version == 1:
         raise NotImplementedError(

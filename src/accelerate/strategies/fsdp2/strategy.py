@@ -20,6 +20,7 @@ from accelerate.checkpointing.optimizer_states import names_of_groups
 from accelerate.checkpointing.records import Record, names_by_identity
 from accelerate.config.enums import DistributedType
 from accelerate.strategies import norms
+from accelerate.strategies.axes.select import combined
 from accelerate.strategies.base import One, Setup, Strategy, refuse_spread_models
 from accelerate.strategies.bundle import Bundle
 from accelerate.strategies.compile import compile_model
@@ -59,12 +60,13 @@ class FullyShard(Strategy):
         layout, mesh = self.setup.parallelism, self.setup.mesh
         if layout is None or mesh is None:
             return flat_mesh(self.runtime)
-        return mesh[tuple(layout.dp_dim_names)]
+        return mesh[tuple(layout.fsdp_dim_names)]
 
     def label(self) -> DistributedType:
         return DistributedType.FSDP
 
     def check(self, bundle: Bundle) -> None:
+        super().check(bundle)
         refuse_spread_models(bundle)
         models = {id(parameter) for model in bundle.models for parameter in model.parameters()}
         for optimizer in bundle.optimizers:
@@ -77,8 +79,7 @@ class FullyShard(Strategy):
         return known is not None and known() is parameter
 
     def prepare(self, bundle: Bundle, one: One) -> None:
-        for slot in bundle.of_kind("data_loader"):
-            slot.value = one.prepare_data_loader(slot.value, device_placement=slot.device_placement)
+        self.prepare_data_loaders(bundle, one)
         prepared = one._prepare_fsdp2(*(slot.value for slot in bundle.slots))
         for slot, value in zip(bundle.slots, prepared, strict=True):
             slot.value = value
@@ -109,7 +110,7 @@ class FullyShard(Strategy):
             return model
         refuse_wrapped(model)
         before = {id(parameter): weakref.ref(parameter) for parameter in model.parameters()}
-        sharded = shard(model)
+        sharded = shard(self.divide(model))
         self._replaced.update(before)
         self._sharded.add(sharded)
         return sharded
@@ -135,7 +136,7 @@ class FullyShard(Strategy):
     def clip_grad_norm_(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2
     ) -> torch.Tensor:
-        return norms.clip_grad_norm_(parameters, max_norm, norm_type)
+        return norms.clip_grad_norm_(parameters, max_norm, norm_type, combined(self.axes, norm_type))
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
         norms.clip_grad_value_(parameters, clip_value)
