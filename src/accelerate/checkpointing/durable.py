@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,9 @@ import numpy as np
 WORD = np.dtype("<u8")
 BLOCK_WORDS = 2**15
 BLOCK = BLOCK_WORDS * WORD.itemsize  #: bytes that are summed at once: 256 KiB, with their weights within an L2 cache
+PIECE = 4 * BLOCK  #: bytes that are summed and written, or read and summed, in turn, while a cache holds them
+SEGMENT = 16 * PIECE  #: bytes of a file that one of several threads reads, before it takes up others
+AHEAD = 8 * PIECE  #: bytes that may lie in the system's cache before it is asked to begin with them
 CHECKSUM = "dot64"
 _RING = 2**64
 _CHAIN = 0x9E3779B97F4A7C15  #: odd, so that multiplying by it loses nothing
@@ -58,25 +64,39 @@ class Checksum:
             view = view[missing:]
             if len(self._rest) < BLOCK:
                 return
-            self._add(self._rest)
+            self._chain_up(sums_of(self._rest))
             self._rest = bytearray()
-        for start in range(0, len(view) - BLOCK + 1, BLOCK):
-            self._add(view[start : start + BLOCK])
-        self._rest += view[len(view) - len(view) % BLOCK :]
+        whole = len(view) - len(view) % BLOCK
+        for start in range(0, whole, PIECE):
+            self._chain_up(sums_of(view[start : min(start + PIECE, whole)]))
+        self._rest += view[whole:]
 
-    def _add(self, block: Any) -> None:
-        words = np.frombuffer(block, dtype=WORD)
-        total = int(np.dot(words, _WEIGHTS[: len(words)]))
-        self._chain = (self._chain * _CHAIN + total) % _RING
+    def take(self, sums: Iterable[int], size: int) -> None:
+        """Take in `size` more bytes whose blocks somebody else has summed; only the last block may be a part of one."""
+        self.size += size
+        self._chain_up(sums)
+
+    def _chain_up(self, sums: Iterable[int]) -> None:
+        for each in sums:
+            self._chain = (self._chain * _CHAIN + each) % _RING
 
     def text(self) -> str:
         """Return the checksum of everything so far, with the name of the algorithm."""
         chain = self._chain
-        if self._rest:
-            padded = bytes(self._rest) + bytes(-len(self._rest) % WORD.itemsize)
-            words = np.frombuffer(padded, dtype=WORD)
-            chain = (chain * _CHAIN + int(np.dot(words, _WEIGHTS[: len(words)]))) % _RING
+        for each in sums_of(self._rest):
+            chain = (chain * _CHAIN + each) % _RING
         return f"{CHECKSUM}:{(chain * _CHAIN + self.size) % _RING:016x}"
+
+
+def sums_of(data: Any) -> list[int]:
+    """Return the weighted sums of the blocks in `data`; the last one may be a part of a block."""
+    view = memoryview(data).cast("B")
+    whole = len(view) - len(view) % BLOCK
+    sums: list[int] = np.dot(np.frombuffer(view[:whole], WORD).reshape(-1, BLOCK_WORDS), _WEIGHTS).tolist()
+    if rest := bytes(view[whole:]):
+        words = np.frombuffer(rest + bytes(-len(rest) % WORD.itemsize), WORD)
+        sums.append(int(np.dot(words, _WEIGHTS[: len(words)])))
+    return sums
 
 
 @dataclass(frozen=True)
@@ -98,12 +118,20 @@ class Sink:
         self.path = path
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115  (closed by `finish` or `close`)
         self._checksum = Checksum()
+        self._begun = 0
 
     def write(self, data: Any) -> int:
         """Write bytes (any buffer), all of them."""
         view = memoryview(data).cast("B")
-        write_all(self._file, view)
-        self._checksum.update(view)
+        start = 0
+        while start < len(view):
+            end = start + PIECE - self._checksum.size % PIECE
+            self._checksum.update(view[start:end])
+            write_all(self._file, view[start:end])
+            start = end
+            if self._checksum.size - self._begun >= AHEAD:
+                begin_flush(self._file.fileno(), self._begun, self._checksum.size)
+                self._begun = self._checksum.size
         return len(view)
 
     def flush(self) -> None:
@@ -124,6 +152,17 @@ def write_all(file: Any, view: memoryview) -> None:
     """Write `view` to an unbuffered file, however much the system takes at once."""
     while view:
         view = view[file.write(view) :]
+
+
+def begin_flush(descriptor: int, start: int, end: int) -> None:
+    """Ask the system to bring a part of an open file to the disk while more is written, where it can be asked.
+
+    What is said is that the part won't be needed soon, upon which Linux begins to write it out. The pages stay in
+    memory: one that is not on the disk yet is not given up.
+    """
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):  # only advice: a file system may not take any
+            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
 
 
 def flush_file(descriptor: int) -> None:
@@ -156,17 +195,39 @@ def remove_folder(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def fact_of(path: Path) -> FileFact:
-    """Read a whole file and return what it looks like; memory use doesn't grow with its size."""
+def fact_of(path: Path, threads: int = 1) -> FileFact:
+    """Read a whole file and return what it looks like; memory use doesn't grow with its size.
+
+    Args:
+        path: the file.
+        threads: how many of them read and sum parts of a file that is great enough.
+    """
     checksum = Checksum()
-    for view in read_in_pieces(path):
-        checksum.update(view)
+    starts = range(0, path.stat().st_size, SEGMENT)
+    if threads == 1 or len(starts) < 2:
+        for start in starts:
+            checksum.take(*_sums_in(path, start))
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            for sums, size in pool.map(partial(_sums_in, path), starts):
+                checksum.take(sums, size)
     return FileFact(checksum.size, checksum.text())
 
 
-def read_in_pieces(path: Path, size: int = 16 * BLOCK) -> Iterator[memoryview]:
-    """Yield the bytes of a file, in one buffer that is filled again and again."""
-    buffer = memoryview(bytearray(size))
+def _sums_in(path: Path, start: int) -> tuple[list[int], int]:
+    """Read one segment of a file, and return the sums of its blocks and how many bytes it has."""
+    buffer, sums, size = memoryview(bytearray(PIECE)), list[int](), 0
     with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            yield buffer[:count]
+        file.seek(start)
+        while size < SEGMENT and (count := _fill(file, buffer)):
+            sums += sums_of(buffer[:count])
+            size += count
+    return sums, size
+
+
+def _fill(file: Any, buffer: memoryview) -> int:
+    """Read until a buffer is full or the file ends, and return how many bytes there were."""
+    count = 0
+    while count < len(buffer) and (more := file.readinto(buffer[count:])):
+        count += more
+    return count

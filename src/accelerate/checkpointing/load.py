@@ -5,6 +5,7 @@ Everything that is wrong is said in one message. Restoring less than everything 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ from accelerate.logging import get_logger
 from accelerate.state.runtime import Runtime
 
 logger = get_logger(__name__)
+
+MOST_READERS = 8  #: threads of one process that check files; memory has no room for more
 
 
 @dataclass(frozen=True)
@@ -122,11 +125,18 @@ def verify(runtime: Runtime, folder: Path, parts: Collection[str] = PARTS) -> tu
             return None, problems or _manifest_lost(folder, topology.rank)
         names = [name for name in manifest.files if not parts_of(name) or parts_of(name) & set(parts)]
         mine = shared_out(manifest.files, names, topology.local_world_size)[topology.local_rank]
-        return manifest, problems_of_files(folder, manifest.files, mine, thorough=True)
+        threads = readers(topology.local_world_size)
+        return manifest, problems_of_files(folder, manifest.files, mine, thorough=True, threads=threads)
 
     found = gathered(runtime.collectives, look, f"checking the checkpoint {folder}")
     manifest, _ = found[topology.rank]
     return manifest, sorted({problem for _, problems in found for problem in problems})
+
+
+def readers(ranks: int) -> int:
+    """Return how many threads each of the `ranks` ranks of a machine may read files with."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(max(cores // ranks, 1), MOST_READERS)
 
 
 def _manifest_lost(folder: Path, rank: int) -> list[str]:

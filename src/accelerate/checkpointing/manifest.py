@@ -104,7 +104,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     return manifest
 
 
-def problems_of_files(folder: Path, files: Mapping[str, FileFact], names: Iterable[str], thorough: bool) -> list[str]:
+def problems_of_files(
+    folder: Path, files: Mapping[str, FileFact], names: Iterable[str], thorough: bool, threads: int = 1
+) -> list[str]:
     """Return what is wrong with some files of a checkpoint, a line each.
 
     Args:
@@ -112,6 +114,7 @@ def problems_of_files(folder: Path, files: Mapping[str, FileFact], names: Iterab
         files: what its files have to look like.
         names: which of them to look at.
         thorough: read them and compare checksums; otherwise only their sizes.
+        threads: how many read at a time.
     """
     problems = []
     for name in names:
@@ -120,7 +123,7 @@ def problems_of_files(folder: Path, files: Mapping[str, FileFact], names: Iterab
             problems.append(f"{name} is missing")
         elif (size := path.stat().st_size) != fact.size:
             problems.append(f"{name} has {size} bytes instead of {fact.size}")
-        elif thorough and fact_of(path) != fact:
+        elif thorough and fact_of(path, threads) != fact:
             problems.append(f"{name} is damaged: its checksum is not the one that was recorded when it was written")
     return problems
 
