@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -71,6 +72,14 @@ class Collectives(ABC):
             A new tensor `[world_size, *shape]` on `self.device`.
         """
         return self.gather_flat(tensor).view(self.world_size, *tensor.shape)
+
+    def all_gather_later(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin an :meth:`all_gather`, and return the function that waits for its result.
+
+        All ranks have to begin it at the same place among their collectives; where they wait is up to each.
+        """
+        gathered = self.all_gather(tensor)
+        return lambda: gathered
 
     def gather_flat(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the elements of every rank's tensor, one rank after the other: `[world_size * n]`."""
@@ -229,6 +238,20 @@ class TorchCollectives(Collectives):
         gathered = flat.new_empty(self.world_size * flat.numel())
         _all_gather_single(gathered, flat, group=self.group)
         return gathered
+
+    def all_gather_later(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin an :meth:`all_gather`; other work of this process goes on meanwhile."""
+        if tensor.dtype not in MOVED_AS_IS or tensor.device != self.device or not tensor.numel():
+            return super().all_gather_later(tensor)
+        local = tensor.detach().contiguous()
+        gathered = local.new_empty(self.world_size, *tensor.shape)
+        work = _all_gather_single(gathered.view(-1), local.view(-1), group=self.group, async_op=True)
+
+        def wait() -> torch.Tensor:
+            work.wait()
+            return gathered
+
+        return wait
 
     def _reduce(self, tensor: torch.Tensor, op: Reduction) -> None:
         dist.all_reduce(tensor, _TORCH_OPS[op], group=self.group)

@@ -1,14 +1,16 @@
 """Streams whose length nobody knows, read by every rank: all end at the same step.
 
 A rank that went on alone would wait for the others in its next collective, for ever. So the ranks tell each other how
-many batches they have: not one by one, which would cost a message per step, but for some batches read ahead. How many
-follows from the number and the size of the batches, never from a clock, so a rerun reads in the same order.
+many batches they have: not one by one, which would cost a message per step, but for some batches read ahead, and while
+those agreed on before are given out, so that nobody waits for the answer. How many are read ahead follows from the
+number and the size of the batches, never from a clock, so a rerun reads in the same order.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,15 +24,17 @@ from accelerate.data_loader.marked import Marked
 from accelerate.data_loader.shares import DataShard
 
 NOTHING: Any = object()
-READ_AHEAD = 16  # batches
+READ_AHEAD = 128  # batches
 READ_AHEAD_BYTES = 2**22
+AT_FIRST = 8  # batches read before the first one is given out
+AT_ONCE = 4  # and for each that is
 GOES_ON, ENDED, FAILED = 0, 1, 2
 
 
 class Report(NamedTuple):
     """What one rank tells the others.
 
-    `ready` batches are read and not given out, of which all but perhaps the last are complete; `last` samples of that
+    `ready` batches are read and not agreed on, of which all but perhaps the last are complete; `last` samples of that
     one are real (-1: all). `is_empty` is 1 while the rank has had no batch at all in this pass.
     """
 
@@ -58,16 +62,24 @@ class Reader:
         self.batches = batches
         self.index = index
         self.status = GOES_ON
+        self.error: Exception | None = None
         self.first = NOTHING
         self._waiting: deque[Any] = deque()
+        self._agreed = 0  # so many of those that wait are agreed on
         self._last = -1
-        self._window = 1
         self._limit = 1
 
-    def fill(self) -> None:
-        """Read ahead, up to a batch that is not complete."""
-        while self.status == GOES_ON and len(self._waiting) < self._window and self._last < 0:
-            batch = next(self.batches, NOTHING)
+    def fill(self, most: int) -> None:
+        """Read ahead at most so many batches, while there is room and up to one that is not complete."""
+        while most and self.status == GOES_ON and self._last < 0:
+            if len(self._waiting) >= max(self._limit, self._agreed + 1):
+                return
+            most -= 1
+            try:
+                batch = next(self.batches, NOTHING)
+            except Exception as error:
+                self.status, self.error = FAILED, error
+                return
             if batch is NOTHING:
                 self.status = ENDED
                 return
@@ -80,18 +92,27 @@ class Reader:
                 self._limit = max(min(READ_AHEAD, READ_AHEAD_BYTES // max(size_of(batch), 1)), 1)
             self._waiting.append(batch)
 
-    def report(self, failed: bool = False) -> Report:
-        """Return what the others have to know; the next time, more is read ahead."""
-        self._window = min(2 * self._window, self._limit)
-        return Report(len(self._waiting), self._last, FAILED if failed else self.status, int(self.first is NOTHING))
+    def report(self) -> Report:
+        """Return what the others have to know, having read at least a batch more than is agreed on."""
+        self.fill(AT_FIRST)
+        ready = max(len(self._waiting) - self._agreed, 0)
+        status = GOES_ON if self.status == FAILED and ready else self.status  # first what could be read
+        return Report(ready, self._last if ready else -1, status, int(self.first is NOTHING))
+
+    def agree_on(self, steps: int) -> None:
+        """Take note that so many batches are about to be taken."""
+        self._agreed = steps
 
     def take(self) -> Any:
-        """Return the next batch, or the first one again."""
+        """Return the next batch, or the first one again, and read on."""
+        self._agreed -= 1
         if not self._waiting:
             return same_again(self.first)
         if len(self._waiting) == 1:
             self._last = -1
-        return self._waiting.popleft()
+        batch = self._waiting.popleft()
+        self.fill(AT_ONCE)
+        return batch
 
 
 class Lockstep:
@@ -127,23 +148,32 @@ class Lockstep:
             RuntimeError: another rank failed to read.
         """
         own, done, ended = Reader(batches, self.shard.index), 0, False
+        if meet is not None:
+            meet(done)
+        answers = ask(collectives, own.report())
         while not ended:
-            if meet is not None:
-                meet(done)
-            try:
-                own.fill()
-            except Exception:
-                exchange(collectives, own.report(failed=True))
-                raise
-            reports = exchange(collectives, own.report())
+            reports = [Report(*row) for row in answers().tolist()]
+            if own.error is not None and reports[collectives.rank].status == FAILED:
+                raise own.error
             steps, ended = agree(reports, self.drop_last)
             self._mention_uneven(collectives, reports, done, steps, ended)
             if steps and any(each.is_empty for each in reports):
                 lend_first(collectives, reports, own)
-            for step in range(steps):
-                batch, tail = own.take(), self._tail(reports, step)
+            own.agree_on(steps)
+            if not ended:
+                answers = ask(collectives, own.report())
+            for tail in self._tails(reports, steps):
+                batch = own.take()
                 yield batch if tail is None else Marked(batch, tail)
             done += steps
+            if meet is not None and not ended:
+                meet(done)
+
+    def _tails(self, reports: Sequence[Report], steps: int) -> Iterable[Tail | None]:
+        """Return what is real in each of the next steps."""
+        if all(each.ready >= steps and each.last < 0 for each in reports):
+            return repeat(None, steps)
+        return (self._tail(reports, step) for step in range(steps))
 
     def _tail(self, reports: Sequence[Report], step: int) -> Tail | None:
         """Return what is real in a step, share by share; None where everything is."""
@@ -199,10 +229,9 @@ def agree(reports: Sequence[Report], drop_last: bool) -> tuple[int, bool]:
     return (min(going_on), False) if going_on else (max(each.ready for each in reports), True)
 
 
-def exchange(collectives: Collectives, report: Report) -> list[Report]:
-    """Return the reports of all ranks."""
-    table = collectives.all_gather(torch.tensor(report, device=collectives.device))
-    return [Report(*row) for row in table.tolist()]
+def ask(collectives: Collectives, report: Report) -> Callable[[], torch.Tensor]:
+    """Send a report, and return the function that waits for those of all ranks."""
+    return collectives.all_gather_later(torch.tensor(report, device=collectives.device))
 
 
 def lend_first(collectives: Collectives, reports: Sequence[Report], own: Reader) -> None:

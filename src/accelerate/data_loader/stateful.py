@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,36 +59,51 @@ class Snapshots:
             loader.load_state_dict(copy.deepcopy(mine["state"]))  # what it does with it is its own business
             self.read = mine["read"]
         self._batches = iter(loader)
-        self._taken: deque[list[dict[str, Any]]] = deque(maxlen=3)
-        self._next = self.read if together is None else 0
+        self._taken: list[list[dict[str, Any]]] = [[] for _ in range(1 if together is None else together.world_size)]
+        self._own: list[dict[str, Any]] = self._taken[0] if together is None else []  # not told to the others yet
+        self._next = self.read
+        self._meeting = 0
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if self.read == self._next and self.together is None:
-            self._taken.append([self._present()])
-            self._next += self.every
+        if self.read >= self._next:
+            self._take_down()
         batch = next(self._batches)
         self.read += 1
         return batch
 
-    def meet(self, steps: int) -> None:
-        """Take down the states of all ranks if it is time to; all call this after as many steps of this pass."""
-        assert self.together is not None
-        if steps >= self._next:
-            self._taken.append(self.together.all_gather_object(self._present()))
-            self._next = steps + self.every
-
-    def _present(self) -> dict[str, Any]:
-        """Return a copy of the present state; a dataset may go on writing into its own."""
+    def _take_down(self) -> None:
+        """Take down a copy of the present state; a dataset may go on writing into its own."""
+        self._next = self.read + self.every
         state = copy.deepcopy(self.loader.state_dict())
-        return {"read": self.read, "per_step": self.per_step, "state": state}
+        self._own.append({"read": self.read, "per_step": self.per_step, "state": state})
+        if self.together is None:
+            self._forget(self.read - 2 * self.per_step)
+
+    def meet(self, steps: int) -> None:
+        """Tell the states to all ranks if it is time to; all call this after as many steps of this pass."""
+        assert self.together is not None
+        if not self.read:
+            self._take_down()
+        if steps >= self._meeting:
+            for taken, new in zip(self._taken, self.together.all_gather_object(self._own), strict=True):
+                taken += new
+            self._own = []
+            self._meeting = steps + self.every
+            self._forget(steps - 1)
+
+    def _forget(self, place: int) -> None:
+        """Forget the states that nothing from a place on is saved by."""
+        for taken in self._taken:
+            while len(taken) > 1 and taken[1]["read"] <= place:
+                del taken[0]
 
     def before(self, batches: int) -> list[dict[str, Any]]:
-        """Return the last states taken before batch number `batches` was read for being given out."""
+        """Return the last state of every rank that was taken before batch number `batches` was read."""
         place = batches * self.per_step
-        return next(each for each in reversed(self._taken) if all(rank["read"] <= place for rank in each))
+        return [next(each for each in reversed(taken) if each["read"] <= place) for taken in self._taken]
 
 
 def fits(saved: list[dict[str, Any]], per_step: int, together: Collectives | None) -> bool:

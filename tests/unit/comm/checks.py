@@ -47,6 +47,15 @@ def check_all_gather(ranks):
             same(mine, values(ranks.rank, dtype, shape))
 
 
+def check_all_gather_later(ranks):
+    for dtype in (torch.int64, torch.bool):
+        asked = [ranks.all_gather_later(values(ranks.rank + number, dtype, (3,))) for number in range(2)]
+        ranks.barrier()
+        for number in (1, 0):
+            for rank, part in enumerate(asked[number]()):
+                same(part, values(rank + number, dtype, (3,)))
+
+
 def check_all_gather_of_odd_layouts(ranks):
     base = torch.arange(12.0).view(3, 4) + 100 * ranks.rank
     for mine in (base.t(), base[:, ::2], base[0, 0].expand(5), base[:, 1], base[0, ::2][:1]):

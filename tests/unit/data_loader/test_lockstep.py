@@ -156,6 +156,37 @@ def test_a_rank_that_fails_to_read_stops_all():
     assert FakeWorld(2).run(work) == [(1, RuntimeError, True), (1, OSError, False)]
 
 
+@pytest.mark.parametrize(("sizes", "questions"), [((400, 400), 9), ((400, 390), 9), ((1, 1), 1), ((8, 8), 2)])
+@pytest.mark.filterwarnings("ignore:Ranks")
+def test_ranks_ask_each_other_now_and_then(sizes, questions):
+    def work(collectives):
+        asked, ask = [], collectives.all_gather_later
+        collectives.all_gather_later = lambda tensor: asked.append(tensor) or ask(tensor)
+        batches = (torch.ones(SIZE) for _ in range(sizes[collectives.rank]))
+        steps = sum(1 for _ in Lockstep(DataShard(collectives.rank, 2), SIZE, False, "").run(collectives, batches))
+        return steps, len(asked)
+
+    for steps, asked in FakeWorld(2).run(work):
+        assert steps == max(sizes)
+        assert asked <= questions
+
+
+def test_what_was_read_before_a_failure_is_given_out():
+    def fails():
+        yield from torch.arange(5)
+        raise OSError("no such file")
+
+    def work(collectives):
+        own = fails() if collectives.rank else iter(torch.arange(100))
+        seen = []
+        batches = Lockstep(DataShard(collectives.rank, 2), None, False, "").run(collectives, own)
+        with pytest.raises((OSError, RuntimeError), match="no such file|rank 1"):
+            seen.extend(map(int, batches))
+        return seen
+
+    assert FakeWorld(2).run(work) == [[0, 1, 2, 3, 4]] * 2
+
+
 @pytest.mark.parametrize(
     ("batch", "ahead"),
     [
@@ -171,7 +202,7 @@ def test_how_much_is_read_ahead_follows_from_the_size_of_a_batch(batch, ahead):
 
         def reading():
             nonlocal read
-            for _ in range(100):
+            for _ in range(4 * READ_AHEAD):
                 read += 1
                 yield batch
 
@@ -180,7 +211,7 @@ def test_how_much_is_read_ahead_follows_from_the_size_of_a_batch(batch, ahead):
             most = max(most, read - given_out)
         return most
 
-    assert FakeWorld(2).run(work) == [ahead] * 2
+    assert FakeWorld(2).run(work) == [1 + ahead] * 2  # and the one that is given out
 
 
 def test_sizes_are_known_for_plain_data():
