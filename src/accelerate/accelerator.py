@@ -362,6 +362,7 @@ class Accelerator(ModelControl):
                 non_blocking=config.non_blocking,
                 use_stateful_dataloader=config.use_stateful_dataloader,
                 torch_device_mesh=self.torch_device_mesh,
+                runtime=self.runtime,
             )
             mark_prepared(data_loader)
         if data_loader not in self._dataloaders:

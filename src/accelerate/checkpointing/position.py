@@ -30,6 +30,7 @@ logger = get_logger(__name__)
 
 STEP = "step"
 WINDOWS = "accumulation_windows"
+SCHEDULER_CALLS = "scheduler_calls"
 FORMAT_KEY = "checkpoint_format"
 
 
@@ -59,24 +60,32 @@ class RandomRecord(Record):
         device: the device whose generators belong to them.
         windows: how gradients are accumulated.
         wanted: what of it is restored: "rng", "step" or both.
+        schedulers: prepared schedulers, which count calls until the next update.
     """
 
     part = "rng"
     everywhere = True
 
     def __init__(
-        self, topology: Topology, device: Device, windows: Windows, wanted: Sequence[str] = ("rng", "step")
+        self,
+        topology: Topology,
+        device: Device,
+        windows: Windows,
+        wanted: Sequence[str] = ("rng", "step"),
+        schedulers: Sequence[Any] = (),
     ) -> None:
         super().__init__(rng_name(topology.rank))
         self.topology = topology
         self.device = device
         self.windows = windows
         self.wanted = wanted
+        self.schedulers = schedulers
 
     def state(self) -> Any:
         return {
             STEP: self.windows.step,
             WINDOWS: self.windows.state(),
+            SCHEDULER_CALLS: [getattr(each, "accumulated_calls", 0) for each in self.schedulers],
             FORMAT_KEY: FORMAT,
             **rng_state(self.device),
         }
@@ -107,8 +116,12 @@ class RandomRecord(Record):
         self.windows.step = states.get(STEP, 0)
         if WINDOWS in states:
             self.windows.load_state(states[WINDOWS])
+        for scheduler, calls in zip(self.schedulers, states.get(SCHEDULER_CALLS, ()), strict=False):
+            scheduler.accumulated_calls = calls
         if source.world_size != self.topology.world_size:
             self.windows.restart(source.world_size / self.topology.world_size)
+            for scheduler in self.schedulers:
+                scheduler.accumulated_calls = 0
 
 
 def fitting(states: Mapping[str, Any], device: Device) -> dict[str, Any]:
@@ -214,11 +227,11 @@ class LoadersRecord(Record):
         saved = source.object(self.name)
         if len(saved) != len(self.loaders):
             return [f"{self.name} has the positions of {len(saved)} data loaders, {len(self.loaders)} are prepared"]
+        problems = [loader.problem_with(each["position"]) for each, loader in zip(saved, self.loaders, strict=True)]
         return [
-            f"{self.name} has loader {index} at batch {each['position']['batches']}, which can't be found with batches "
-            "of any size"
-            for index, (each, loader) in enumerate(zip(saved, self.loaders, strict=True))
-            if not _is_comparable(each["position"], loader)
+            f"{self.name} has loader {index} inside an epoch, and {problem}"
+            for index, problem in enumerate(problems)
+            if problem is not None
         ]
 
     def restore(self, source: Source) -> None:
@@ -250,12 +263,6 @@ class StatefulLoaderRecord(Record):
 
     def restore(self, source: Source) -> None:
         self.loader.load_state_dict(source.object(self.name))
-
-
-def _is_comparable(state: Mapping[str, Any], loader: Any) -> bool:
-    """Return whether a position can be found by `loader`, whose steps may be of another size."""
-    before, now = state["samples_per_batch"], loader.total_batch_size
-    return before == now or not state["batches"] or (before is not None and now is not None)
 
 
 def position_of(loader: Any, gradient_state: GradientState) -> dict[str, Any]:

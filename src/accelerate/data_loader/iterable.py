@@ -87,6 +87,10 @@ class IterableDatasetShard(IterableDataset):
         """The samples of all processes together in one step; None when a sample is a batch of any size."""
         return None if self.whole_items else self.deal.round_size * (self.sources or 1)
 
+    def readers(self, workers: int) -> int | None:
+        """Return the number of processes where the order of the samples depends on it; None where it does not."""
+        return self.sources or (self.num_processes if workers > 1 else None)
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass, here and in the stream."""
         self.epoch = epoch
@@ -212,8 +216,23 @@ def num_sources(dataset: Any) -> int:
 
 
 def has_state(dataset: Any) -> bool:
-    """Tell whether a dataset can be resumed from a state."""
-    return hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
+    """Tell whether a dataset can be resumed exactly from a state."""
+    return hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") and is_complete(dataset)
+
+
+def is_complete(dataset: Any) -> bool:
+    """Tell whether the state of a dataset, where it has one, holds all that is needed to go on.
+
+    The state of a stream of the `datasets` library leaves out what is in its shuffle buffer, so these samples would be
+    lost. Found by the names of its inner iterables, as no attribute tells it.
+    """
+    waiting = [getattr(dataset, "_ex_iterable", None)]
+    while waiting:
+        inner = waiting.pop()
+        if type(inner).__name__.startswith("BufferShuffled"):
+            return False
+        waiting += getattr(inner, "ex_iterables", None) or filter(None, [getattr(inner, "ex_iterable", None)])
+    return True
 
 
 def state_of(dataset: Any) -> Any:

@@ -109,7 +109,10 @@ class AmbientOrder(UnknownOrder):
         return self.seed
 
     def resume(self, state: Any) -> None:
-        self.seed = state
+        if state is None:  # saved by one process, which fixes nothing
+            super().resume(state)
+        else:
+            self.seed = state
 
     def opened(self, batches: Iterable[Any]) -> Iterator[Any]:
         with seeded(self.seed):

@@ -20,25 +20,27 @@ from accelerate.config.enums import RNGType
 from accelerate.data_loader.adapter import DataLoaderAdapter
 from accelerate.data_loader.copies import copy_loader
 from accelerate.data_loader.edge import current_runtime
-from accelerate.data_loader.iterable import IterableDatasetShard, has_state
+from accelerate.data_loader.iterable import IterableDatasetShard, has_state, is_complete
 from accelerate.data_loader.iteration import DataLoaderStateMixin, Pass, length_of
 from accelerate.data_loader.marked import Marked
 from accelerate.data_loader.order import Order, Seeds, order_of, with_own_generator
+from accelerate.data_loader.pace import Pace
 from accelerate.data_loader.progress import Progress
 from accelerate.data_loader.rng import synchronize_rng_states
 from accelerate.data_loader.sampler_shards import skipping, with_sampler
 from accelerate.data_loader.samplers import get_sampler, sampler_chain, unwrapped
 from accelerate.data_loader.shares import DataShard
 from accelerate.data_loader.stateful import Snapshots, fits
-from accelerate.data_loader.tails import beginning_at
+from accelerate.data_loader.tails import beginning_at, read_by
 from accelerate.state.runtime import Runtime
 
 END: Any = object()
 
 READS_AGAIN = (
-    "Resuming inside an epoch of a stream that has no state: what was given out before is read again and left out. "
-    "This finds the right place only if the stream yields the same samples in the same order; with "
-    "use_stateful_dataloader=True and a dataset that has `state_dict` and `load_state_dict`, it is restored instead."
+    "Resuming inside an epoch of a stream that has no state, or none that is complete (a shuffle buffer is in none): "
+    "what was given out before is read again and left out. This finds the right place only if the stream yields the "
+    "same samples in the same order; with use_stateful_dataloader=True and a dataset that has `state_dict` and "
+    "`load_state_dict`, it is restored instead."
 )
 
 
@@ -183,12 +185,15 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         """Return what the wrapped loader yields from number `start` on, reading `per_step` batches for each."""
         loader, shift = self.base_dataloader, self.progress.shift
         skip = (start - self._offset) * per_step
+        if self.progress.workers is not None:
+            loader = read_by(loader, self.progress.workers, exactly=stream is not None)
         if shift:
-            loader = beginning_at(loader, shift)
+            loader, later = beginning_at(loader, shift, self._pace(self.progress.workers))
+            skip += later
         self._reading = loader
         if not isinstance(loader.dataset, IterableDataset):
             return iter(skipping(loader, skip) if skip else loader)
-        if stream is not None and not fits(stream, per_step, self._together):
+        if stream is not None and not (fits(stream, per_step, self._together) and is_complete(loader.dataset)):
             stream = None
         resumes = shift or start > self._offset + self.skip_batches
         if resumes and not (stream and has_state(self._whole_dataset)):
@@ -238,10 +243,19 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
     @property
-    def _sources(self) -> int | None:
-        """Among how many processes the sources of a stream are divided; None where they are not."""
-        dataset = self.base_dataloader.dataset
-        return dataset.sources if isinstance(dataset, IterableDatasetShard) else None
+    @abstractmethod
+    def _batches_per_step(self) -> int:
+        """How many batches of the user's loader all processes together get in one step."""
+
+    def _pace(self, workers: int | None = None) -> Pace:
+        """Return how this loader takes its steps, with as many workers as it has or with another number."""
+        loader = self.base_dataloader
+        if not isinstance(loader.dataset, IterableDataset):
+            return Pace(self.total_batch_size, self._batches_per_step)
+        workers = loader.num_workers if workers is None else workers
+        share = loader.dataset if isinstance(loader.dataset, IterableDatasetShard) else None
+        readers = None if share is None else share.readers(workers)
+        return Pace(self.total_batch_size, self._batches_per_step, readers, workers)
 
     @property
     def _whole_dataset(self) -> Any:
@@ -274,7 +288,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this loader stands: epoch, batches given out, and what the order was drawn from."""
-        return self.progress.state(self.total_batch_size, self._sources)
+        return self.progress.state(self._pace(self.progress.workers))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass continue where :meth:`state_dict` was called, on this or another number of processes.
@@ -285,7 +299,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         if "version" not in state_dict and hasattr(self.base_dataloader, "load_state_dict"):
             self.base_dataloader.load_state_dict(state_dict)  # of the wrapped loader alone, as others save it
         else:
-            self.progress.load(state_dict, self.total_batch_size, self._sources)
+            self.progress.load(state_dict, self._pace(state_dict.get("workers")))
+
+    def problem_with(self, state_dict: dict[str, Any]) -> str | None:
+        """Tell why the place of a state can't be found by this loader; None where it can."""
+        return self._pace(state_dict["workers"]).problem(state_dict)
 
     def _carried(self) -> dict[str, Any]:
         carried = DataLoaderAdapter._carried(self)

@@ -10,6 +10,7 @@ from typing import Any
 
 from accelerate.base.messages import message
 from accelerate.data_loader.order import Seeds
+from accelerate.data_loader.pace import Pace
 from accelerate.data_loader.stateful import Snapshots
 
 VERSION = 1
@@ -23,8 +24,9 @@ class Progress:
         epoch: the first epoch.
 
     `batches` counts those of one process, from where the present number of processes took over; before that, `shift`
-    samples of all processes together were given out. `snapshots` is the state of a stream that can be restored, while
-    one is being read.
+    samples (or batches, see `Pace.unit`) of all processes together were given out. `workers` is how many worker
+    processes the interrupted pass had that is being continued. `snapshots` is the state of a stream that can be
+    restored, while one is being read.
     """
 
     def __init__(self, seeds: Seeds, epoch: int = 0) -> None:
@@ -32,6 +34,7 @@ class Progress:
         self.epoch = epoch
         self.batches = 0
         self.shift = 0
+        self.workers: int | None = None
         self.began = False  # the seeds of the present epoch are drawn
         self.snapshots: Snapshots | None = None
         self._resumed: dict[str, Any] | None = None
@@ -44,13 +47,15 @@ class Progress:
                 loaded state says.
         """
         resumed, self._resumed = self._resumed, None
-        self.batches, self.shift, self.snapshots = skip, 0, None
+        self.batches, self.shift, self.workers, self.snapshots = skip, 0, None, None
         stream = None
         if resumed is None or resumed["epoch"] != self.epoch:
             self.seeds.begin()
         else:
             self.seeds.resume(resumed["seeds"])
             stream = resumed["stream"]
+            if resumed["batches"] or resumed["shift"]:
+                self.workers = resumed["workers"]
             if not skip:
                 self.batches, self.shift = resumed["batches"], resumed["shift"]
         self.began = True
@@ -60,16 +65,12 @@ class Progress:
         """Move on to the next epoch."""
         self.epoch += 1
         self.batches = self.shift = 0
+        self.workers = None
         self.began = False
         self.snapshots = None
 
-    def state(self, samples_per_batch: int | None, sources: int | None = None) -> dict[str, Any]:
-        """Return the place as plain data; after :meth:`load`, the same again until the next pass begins.
-
-        Args:
-            samples_per_batch: the samples that all processes together get in one step; None when that is not known.
-            sources: among how many processes the sources of a stream are divided; None where they are not.
-        """
+    def state(self, pace: Pace) -> dict[str, Any]:
+        """Return the place as plain data; after :meth:`load`, the same again until the next pass begins."""
         if self._resumed is not None:
             return {"version": VERSION, **self._resumed}
         return {
@@ -77,29 +78,25 @@ class Progress:
             "epoch": self.epoch,
             "batches": self.batches,
             "shift": self.shift,
-            "samples_per_batch": samples_per_batch,
-            "sources": sources,
+            **pace.state(),
             "seeds": self.seeds.state(self.began),
             "stream": None if self.snapshots is None else self.snapshots.before(self.batches),
         }
 
-    def load(self, state: dict[str, Any], samples_per_batch: int | None, sources: int | None = None) -> None:
+    def load(self, state: dict[str, Any], pace: Pace) -> None:
         """Let the next pass continue at a place that :meth:`state` described, there or with another size of step.
 
         Raises:
-            ValueError: the state was written by a later version, or its step can't be compared with this one.
+            ValueError: the state was written by a later version, or its place can't be found at this pace.
         """
         if state.get("version") != VERSION:
             raise ValueError(_of_another_version(state.get("version")))
-        if state["sources"] != sources and state["batches"]:
-            raise ValueError(_other_sources(state["sources"], sources))
-        resumed, before = {**state}, state["samples_per_batch"]
+        if problem := pace.problem(state):
+            raise ValueError(_lost(state, problem))
+        resumed, before = {**state}, Pace.of(state)
         del resumed["version"]
-        if before != samples_per_batch and state["batches"]:
-            if before is None or samples_per_batch is None:
-                raise ValueError(_not_comparable(before, samples_per_batch))
-            resumed["shift"] = state["shift"] + state["batches"] * before
-            resumed.update(batches=0, samples_per_batch=samples_per_batch, stream=None)
+        if before.step != pace.step and state["batches"]:
+            resumed.update(pace.state(), batches=0, shift=state["shift"] + state["batches"] * before.step, stream=None)
         self._resumed = resumed
         self.epoch = state["epoch"]
         self.batches = self.shift = 0
@@ -118,20 +115,10 @@ def _of_another_version(version: Any) -> str:
     )
 
 
-def _other_sources(before: int | None, now: int | None) -> str:
-    how = ["read as a whole" if each is None else f"divided among {each} processes" for each in (before, now)]
+def _lost(state: dict[str, Any], problem: str) -> str:
     return message(
-        given=f"the place inside an epoch of a stream that was {how[0]}, for one that is {how[1]}",
-        why="each process has read a part of its own shards, which are others now",
-        allowed="a state saved between epochs, or by as many processes",
-        do="resume with as many processes as when the checkpoint was written",
-    )
-
-
-def _not_comparable(before: int | None, now: int | None) -> str:
-    return message(
-        given=f"the state of a data loader with {before} samples per step, for one with {now}",
-        why="batches of any size can't be counted in samples, so the place is not known here",
-        allowed="a state saved between epochs, or with the same batch sampler and number of processes",
-        do="resume with as many processes as when the checkpoint was written",
+        given=f"the state of a data loader inside epoch {state['epoch']}",
+        why=f"{problem}, so the samples that were given out can't be told from the others",
+        allowed="a state saved between epochs, or by a loader that reads in the same way",
+        do="resume with the number of processes, the batch size and the batch sampler of the run that wrote it",
     )

@@ -188,6 +188,14 @@ class SamplerShard(Sampler[Any]):
     def even_batches(self, even_batches: bool) -> None:
         self.singles.even_batches = even_batches
 
+    def over(
+        self, sampler: Iterable[Any], opened: Callable[[Iterable[Any]], Iterator[Any]] | None = None
+    ) -> SamplerShard:
+        """Return the same share of the items of another sampler."""
+        mine = self.singles
+        opened = opened or mine.opened
+        return SamplerShard(sampler, mine.num_processes, mine.process_index, mine.even_batches, opened=opened)
+
     def __len__(self) -> int:
         return len(self.singles)
 
@@ -275,8 +283,7 @@ def with_sampler(outer: Any, sampler: Any, opened: Callable[[Iterable[Any]], Ite
     if isinstance(outer, BatchSamplerShard):
         return copy_with(outer, batch_sampler=with_inner(outer.batch_sampler, sampler), opened=opened)
     if isinstance(outer, SamplerShard):
-        share = outer.singles
-        return SamplerShard(sampler, share.num_processes, share.process_index, share.even_batches, opened=opened)
+        return outer.over(sampler, opened)
     return with_inner(outer, sampler)
 
 

@@ -127,6 +127,13 @@ class DataLoaderShard(PreparedLoader):
         this_pass.remainder = min(this_pass.remainder, 0) if this_pass.tail is None else this_pass.tail.remainder
 
     @property
+    def _batches_per_step(self) -> int:
+        share = share_of(self.base_dataloader)
+        if share is None or getattr(share, "split_batches", False):
+            return 1
+        return getattr(share, "sources", None) or share.num_processes
+
+    @property
     def total_batch_size(self) -> int | None:
         """The samples of all processes together in one step; None when batches are of any size."""
         share = share_of(self.base_dataloader)

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
-from accelerate.base.messages import message
+from accelerate.base.messages import message, warn_once
 from accelerate.data_loader.copies import copy_loader, copy_with
 from accelerate.data_loader.iterable import IterableDatasetShard
-from accelerate.data_loader.sampler_shards import BatchSamplerShard, SkipBatchSampler
+from accelerate.data_loader.pace import Pace
+from accelerate.data_loader.sampler_shards import BatchSamplerShard, SamplerShard, SkipBatchSampler
 
 
 class SamplerTail(Sampler[Any]):
@@ -49,30 +50,61 @@ class StreamTail(IterableDataset):
         return islice(self.dataset, self.skip, None)
 
 
-def beginning_at(loader: DataLoader, samples: int) -> DataLoader:
-    """Return a copy of a loader that begins after the first samples of its epoch.
+def beginning_at(loader: DataLoader, shift: int, pace: Pace) -> tuple[DataLoader, int]:
+    """Return a copy of a loader that begins later in its epoch, and how many of its batches are to be skipped besides.
 
     Args:
         loader: the loader, whose samplers may give this process its share only.
-        samples: how many samples of all processes together are left out.
+        shift: how many samples of all processes together are left out, or batches (see `Pace.unit`).
+        pace: how the loader takes its steps.
 
     Raises:
-        ValueError: batches are made by a batch sampler of the user, or by worker processes that read a stream.
+        ValueError: batches are made by a batch sampler of the user, and `shift` samples are no whole number of them.
     """
     if not isinstance(loader.dataset, IterableDataset):
-        return copy_loader(loader, batch_sampler=tail_of_batches(loader.batch_sampler, samples))
-    if loader.num_workers:
-        raise ValueError(_not_divisible("a stream that is read by several workers"))
-    return copy_loader(loader, dataset=tail_of_stream(loader.dataset, samples))
+        if loader.batch_sampler is None:
+            return copy_loader(loader, sampler=tail_of(loader.sampler, shift, pace.unit)), 0
+        return copy_loader(loader, batch_sampler=tail_of(loader.batch_sampler, shift, pace.unit)), 0
+    if (pace.workers or 0) > 1:  # rank 0 reads for all; each worker has its own part of the samples
+        return loader, round(shift / pace.batch_size)
+    return copy_loader(loader, dataset=tail_of_stream(loader.dataset, shift)), 0
 
 
-def tail_of_batches(batch_sampler: Any, samples: int) -> Any:
-    """Return a batch sampler that makes its batches of the indices after the first ones."""
-    if type(batch_sampler) is BatchSampler:
-        return copy_with(batch_sampler, sampler=SamplerTail(batch_sampler.sampler, samples))
-    if isinstance(batch_sampler, (BatchSamplerShard, SkipBatchSampler)):
-        return copy_with(batch_sampler, batch_sampler=tail_of_batches(batch_sampler.batch_sampler, samples))
-    raise ValueError(_not_divisible(f"batches made by {type(batch_sampler).__name__}"))
+def read_by(loader: DataLoader, workers: int, exactly: bool) -> DataLoader:
+    """Return a copy of a loader of a stream that is read by another number of worker processes, in their order.
+
+    Args:
+        loader: the loader.
+        workers: how many worker processes, 0 for none.
+        exactly: one worker will not do for none, nor the other way round, although they read in the same order.
+    """
+    if workers == loader.num_workers or (not exactly and max(workers, loader.num_workers) <= 1):
+        return loader
+    warn_once(
+        f"The order of a stream follows from the number of its workers, so the rest of this epoch is read with "
+        f"num_workers={workers}, as it was begun; the next one is read with num_workers={loader.num_workers}."
+    )
+    return copy_loader(
+        loader,
+        num_workers=workers,
+        prefetch_factor=(loader.prefetch_factor or 2) if workers else None,
+        persistent_workers=False,
+        timeout=loader.timeout if workers else 0,
+    )
+
+
+def tail_of(sampler: Any, shift: int, unit: str) -> Any:
+    """Return a batch sampler, or a sampler of single items, that begins after the first samples or batches."""
+    if isinstance(sampler, (BatchSamplerShard, SkipBatchSampler)):
+        return copy_with(sampler, batch_sampler=tail_of(sampler.batch_sampler, shift, unit))
+    if isinstance(sampler, SamplerShard):
+        return sampler.over(SamplerTail(sampler.sampler, shift))
+    if type(sampler) is BatchSampler and unit == "samples":
+        return copy_with(sampler, sampler=SamplerTail(sampler.sampler, shift))
+    size = sampler.batch_size if unit == "samples" else 1
+    if shift % size:
+        raise ValueError(_not_divisible(type(sampler).__name__, shift, size))
+    return SkipBatchSampler(sampler, shift // size)
 
 
 def tail_of_stream(dataset: Any, samples: int) -> Any:
@@ -82,10 +114,10 @@ def tail_of_stream(dataset: Any, samples: int) -> Any:
     return StreamTail(dataset, samples)
 
 
-def _not_divisible(what: str) -> str:
+def _not_divisible(name: str, shift: int, size: int) -> str:
     return message(
-        given=f"the place inside an epoch of {what}, saved with another number of samples per step",
-        why="single samples can't be left out there",
-        allowed="a state saved between epochs, or with as many samples per step",
-        do="resume with the number of processes and the batch size of the saved run",
+        given=f"a place after {shift} samples of an epoch whose batches of {size} are made by {name}",
+        why=f"{shift} is not a multiple of {size}, and the samples inside a batch can't be told apart here",
+        allowed="a state saved between epochs, or batches of the size they had",
+        do="resume with the batch size of the run that saved the state, on any number of processes",
     )

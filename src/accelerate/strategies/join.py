@@ -32,7 +32,7 @@ def joined(strategy: Strategy, joinables: Sequence[Any], loaders: Iterable[Any],
 @contextmanager
 def even_batches_set(loaders: Iterable[Any], value: bool) -> Iterator[None]:
     """Override `even_batches` of the batch samplers of prepared map-style `loaders` during the body."""
-    samplers: list[Any] = [getattr(loader, "batch_sampler", None) for loader in loaders]
+    samplers = [_sharing(loader) for loader in loaders]
     changed = [(sampler, sampler.even_batches) for sampler in samplers if hasattr(sampler, "even_batches")]
     if len(changed) < len(samplers):
         warn_once(
@@ -46,3 +46,9 @@ def even_batches_set(loaders: Iterable[Any], value: bool) -> Iterator[None]:
     finally:
         for sampler, before in changed:
             sampler.even_batches = before
+
+
+def _sharing(loader: Any) -> Any:
+    """Return the sampler that deals out a loader: of batches, or of single items where it has no batch size."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    return getattr(loader, "sampler", None) if batch_sampler is None else batch_sampler

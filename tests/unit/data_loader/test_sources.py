@@ -224,7 +224,7 @@ def test_a_place_in_sources_is_refused_by_other_ranks(on_ranks):
     def load(runtime):
         loader = prepared(runtime, Sources(*sources(*[8] * 4)))
         loader.load_state_dict({**state, "batches": 0})  # between epochs
-        with pytest.raises(ValueError, match="divided among 4 processes, for one that is divided among 2 processes"):
+        with pytest.raises(ValueError, match="read by 4 processes and is read by 2 processes now"):
             loader.load_state_dict(state)
 
     on_ranks(2, load)
