@@ -4,3 +4,11 @@
 per launcher makes the plan, and `alone` and `elastic` run it. Nothing here imports torch before processes are
 really started.
 """
+
+from __future__ import annotations
+
+from accelerate._lazy import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__, {"accelerate.launchers.functions": ["PrepareForLaunch", "debug_launcher", "notebook_launcher"]}
+)

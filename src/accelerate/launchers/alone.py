@@ -18,6 +18,8 @@ from accelerate.launchers.watch import Ending, exit_code
 
 #: Signals that ask a program to end; SIGINT is Ctrl-C.
 ENDING_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+#: Signals by which batch systems tell a program something, which is not for the launcher to die of.
+USER_SIGNALS = ("SIGUSR1", "SIGUSR2")
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -43,6 +45,9 @@ def run(plan: LaunchPlan) -> int:
 
 def pass_on(child: subprocess.Popen[bytes], number: int, received: list[int]) -> None:
     """Hand a signal on to the process; the second Ctrl-C ends it by force."""
+    if signal.Signals(number).name in USER_SIGNALS:
+        child.send_signal(number)
+        return
     again = number == signal.SIGINT and number in received
     received.append(number)
     if again:
@@ -61,18 +66,18 @@ def _terminal_told_both() -> bool:
 
 @contextmanager
 def signals_handled(handler: Handler | None) -> Iterator[None]:
-    """Give the signals that ask for an end to `handler` inside the block, and put back what was there before.
+    """Give signals that a program can answer to `handler` inside the block, and put back what was there before.
 
     Without a handler, only put back what the block changes. Threads other than the main one can't set handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = [getattr(signal, name) for name in (*ENDING_SIGNALS, "SIGQUIT") if hasattr(signal, name)]
+    handled = [getattr(signal, name) for name in (*ENDING_SIGNALS, *USER_SIGNALS) if hasattr(signal, name)]
+    numbers = [*handled, *([signal.SIGQUIT] if hasattr(signal, "SIGQUIT") else [])]
     before = {number: signal.getsignal(number) for number in numbers}
-    for name in ENDING_SIGNALS:
-        if handler is not None and hasattr(signal, name):
-            signal.signal(getattr(signal, name), handler)
+    for number in handled if handler is not None else []:
+        signal.signal(number, handler)
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 What torchrun adds around its agent is a command line and an error report; ours are different, so the agent is
 driven directly. Three things are changed in it, by :class:`Supervised`: a failure stops the other processes at
 once, the first failure is known by its time, and nobody waits half a minute for a process that doesn't want to end.
+And a machine with itself meets anew at each attempt, by :class:`Afresh`.
 
 torch is imported when a run starts, and not before.
 """
@@ -13,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,7 +23,7 @@ from typing import Any
 from accelerate.base.environ import patch_environment
 from accelerate.base.messages import message
 from accelerate.base.ports import is_port_in_use, who_holds
-from accelerate.launchers.alone import signals_handled
+from accelerate.launchers.alone import USER_SIGNALS, signals_handled
 from accelerate.launchers.console import say, say_failure, who
 from accelerate.launchers.plan import LaunchPlan
 from accelerate.launchers.run_folder import RunFolder
@@ -42,6 +44,14 @@ def run(plan: LaunchPlan) -> int:
         check_port(plan.port)
     with RunFolder() as folder, patch_environment(**plan.env, **folder.env), signals_handled(None):
         return _run(plan, folder)
+
+
+def hand_on_user_signals(agent: Any) -> None:
+    """Let the workers have signals by which batch systems tell a program something; torch's agent would die of them."""
+    if threading.current_thread() is threading.main_thread():
+        for name in USER_SIGNALS:
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), lambda number, frame: agent.hand_on(number))
 
 
 def check_port(port: int) -> None:
@@ -76,6 +86,7 @@ def _run(plan: LaunchPlan, folder: RunFolder) -> int:
     with quiet_torch():
         config, entrypoint, words = torchrun.config_from_args(arguments)
         agent = _agent(plan, folder, _spec(config, entrypoint, words, standalone), config)
+        hand_on_user_signals(agent)
         try:
             result = agent.run()
         except SignalException as stopped:
@@ -93,7 +104,12 @@ def _spec(config: Any, entrypoint: Any, words: list[str], standalone: bool) -> A
     """Return torch's description of the workers of this machine."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-    rendezvous, address, port = _local_rendezvous(config) if standalone else _rendezvous(config)
+    if standalone:
+        rendezvous, address, port = _local_rendezvous(config, LOCALHOST, 0)
+    elif config.rdzv_backend == "static" and config.max_nodes == 1:
+        rendezvous, address, port = _local_rendezvous(config, *_meeting_point(config))
+    else:
+        rendezvous, address, port = _rendezvous(config)
     return WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
@@ -111,7 +127,6 @@ def _spec(config: Any, entrypoint: Any, words: list[str], standalone: bool) -> A
 def _rendezvous(config: Any) -> tuple[Any, str | None, int | None]:
     """Return how the machines find each other, and the meeting point if it is known already."""
     from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
-    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
@@ -125,20 +140,53 @@ def _rendezvous(config: Any) -> tuple[Any, str | None, int | None]:
     handler = registry.get_rendezvous_handler(parameters)
     if config.rdzv_backend != "static":
         return handler, None, None
+    return handler, *_meeting_point(config)
+
+
+def _meeting_point(config: Any) -> tuple[str, int]:
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
     address, port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
-    return handler, address, port
+    return address, port
 
 
-def _local_rendezvous(config: Any) -> tuple[Any, str, int]:
-    """Return a rendezvous of this machine with itself, on a free port that it holds from the start."""
-    from torch.distributed import TCPStore
+def _local_rendezvous(config: Any, address: str, port: int) -> tuple[Any, None, None]:
+    """Return a rendezvous of this machine with itself, on a port that it holds from the start (0: any free one)."""
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-    timeout = int(config.rdzv_configs["timeout"])
-    store = TCPStore(LOCALHOST, 0, 1, is_master=True, timeout=timedelta(seconds=timeout), multi_tenant=True)
-    handler = StaticTCPRendezvous(LOCALHOST, store.port, 0, 1, config.run_id, timeout)
-    handler._store = store  # or it would be made anew, and the port could be lost in between
-    return handler, LOCALHOST, store.port
+    kind = type("Rendezvous", (Afresh, StaticTCPRendezvous), {})
+    handler = kind(address, port, 0, 1, config.run_id, int(config.rdzv_configs["timeout"]))
+    handler.hold(port)
+    return handler, None, None  # the rendezvous says where, each time anew
+
+
+class Afresh:
+    """What is ours in the rendezvous of a machine; stands before torch's `StaticTCPRendezvous`.
+
+    Every attempt gets a store of its own. In that of the attempt before, processes would find the addresses of others
+    that have ended, and wait for them.
+    """
+
+    master_addr: str
+    master_port: int
+    timeout: timedelta
+    _store: Any
+    _is_held = False
+
+    def hold(self, port: int) -> None:
+        """Open the store of the next attempt."""
+        from torch.distributed import TCPStore
+
+        self._store = TCPStore(self.master_addr, port, 1, is_master=True, timeout=self.timeout, multi_tenant=True)
+        self.master_port = self._store.port
+        self._is_held = True
+
+    def next_rendezvous(self) -> Any:
+        """Return where the processes of an attempt meet."""
+        if not self._is_held:
+            self.hold(0)
+        self._is_held = False
+        return super().next_rendezvous()  # type: ignore[misc]
 
 
 def _agent(plan: LaunchPlan, folder: RunFolder, spec: Any, config: Any) -> Any:
@@ -172,6 +220,11 @@ class Supervised:
         self.watch = Watch({ranks[local]: handler.proc for local, handler in handlers.items()}, self.folder)
         self._pcontext.close = _closing(self._pcontext.close, self.watch)
         return ids
+
+    def hand_on(self, number: int) -> None:
+        """Send a signal to the workers, if there are any at the moment."""
+        if hasattr(self, "watch"):
+            self.watch.send_all(number)
 
     def _say_restart(self, spec: Any) -> None:
         """Say why processes are started again, if they are."""

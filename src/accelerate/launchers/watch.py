@@ -100,7 +100,7 @@ class Watch:
                 self.stopped_at = time.time()
         if first:
             self.folder.hush()
-            self._signal(signal.SIGTERM)
+            self.send_all(signal.SIGTERM)
 
     def stop(self, number: int | None, grace: float) -> None:
         """End what still runs: by signal `number`, after `grace` seconds by force; then whatever their sessions left.
@@ -114,7 +114,7 @@ class Watch:
             self.stopped_at = self.stopped_at or time.time()
             self.folder.hush()
         try:
-            self._signal(signal.SIGTERM if number is None else number)
+            self.send_all(signal.SIGTERM if number is None else number)
             self._join(grace)
         finally:
             self._kill()
@@ -145,7 +145,7 @@ class Watch:
         """The processes that still run."""
         return [process for process in self.processes.values() if process.poll() is None]
 
-    def _signal(self, number: int) -> None:
+    def send_all(self, number: int) -> None:
         """Send a signal to the sessions that still have their leader, and whose leader isn't ending already."""
         for process in self.alive:
             if self.folder.left(process.pid) is not None:
