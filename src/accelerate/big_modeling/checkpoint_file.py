@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -166,12 +167,20 @@ def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointFile:
 
 
 def read_header(path: str) -> tuple[dict[str, Span], dict[str, str]]:
-    """Return where the tensors of a safetensors file are, and its metadata.
+    """Return where the tensors of a safetensors file are, and its metadata; neither is to be changed.
+
+    A model is loaded, and then dispatched: what a file says is remembered until it changes.
 
     Raises:
         ValueError: it is truncated, or no such file, or was written for another framework than torch.
     """
-    size = os.path.getsize(path)
+    found = os.stat(path)
+    return _parsed(path, found.st_size, (found.st_dev, found.st_ino, found.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(path: str, size: int, version: tuple[int, int, int]) -> tuple[dict[str, Span], dict[str, str]]:
+    """Read a header; `version` is what tells one content of the file from another."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         if size < LENGTH_BYTES or length > min(LONGEST_HEADER, size - LENGTH_BYTES):

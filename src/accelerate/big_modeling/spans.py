@@ -7,6 +7,7 @@ buffer between unless the dtype differs.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Sequence
@@ -40,12 +41,12 @@ class Span:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-    @property
+    @functools.cached_property
     def numel(self) -> int:
         """How many elements it has."""
         return math.prod(self.shape)
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """How many bytes it takes."""
         return self.numel * self.dtype.itemsize

@@ -88,8 +88,9 @@ def save_offload_index(index: Index | None, offload_folder: str | os.PathLike[st
     """Write the index of an offload folder, keeping entries that are there; an empty one is not written."""
     if not index:
         return
-    known = existing_index(offload_folder)
-    _write(os.path.join(offload_folder, INDEX), json.dumps({**known, **index}, indent=2).encode())
+    entries = {**existing_index(offload_folder), **index}
+    lines = (f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
+    _write(os.path.join(offload_folder, INDEX), "\n".join(("{", ",\n".join(lines), "}\n")).encode())
 
 
 def read_index(offload_folder: str | os.PathLike[str]) -> Index:

@@ -208,6 +208,15 @@ def test_files_that_are_no_checkpoints(write, said: str, tmp_path: Path) -> None
         load_checkpoint_in_model(trained(1), tmp_path / "m.safetensors")
 
 
+def test_a_file_that_is_written_again_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    for content in ({"a": torch.zeros(2)}, {"b": torch.ones(2)}, {"b": torch.ones(3)}):
+        save_file(content, path, metadata={"format": "pt"})
+        read = load_state_dict(path)
+        assert read.keys() == content.keys()
+        assert all(torch.equal(read[name], content[name]) for name in content)
+
+
 def test_files_of_torch_that_are_no_checkpoints(tmp_path: Path) -> None:
     path = save(trained(), tmp_path / "m.bin")
     path.write_bytes(path.read_bytes()[:-100])
