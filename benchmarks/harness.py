@@ -44,24 +44,33 @@ class Side:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: the work, what it is compared with, and the goal."""
+    """One line of a table: the work, what it is compared with, and the goal; as a number too, where it is a ratio."""
 
     name: str
     base: str
     goal: str
+    limit: float | None = None
 
 
 @dataclass
 class Pairs:
-    """Times in seconds of neighbouring blocks: the base, and the library right beside it."""
+    """Times in seconds of neighbouring blocks: the base, and the library right beside it.
+
+    Where memory was watched, also its peaks in bytes above what was there before: of the process's own, and of pages of
+    files.
+    """
 
     base: list[float] = field(default_factory=list)
     library: list[float] = field(default_factory=list)
+    base_memory: list[list[int]] = field(default_factory=list)
+    library_memory: list[list[int]] = field(default_factory=list)
 
     def add(self, other: Pairs) -> None:
         """Append the blocks of another run."""
         self.base += other.base
         self.library += other.library
+        self.base_memory += other.base_memory
+        self.library_memory += other.library_memory
 
     def ratios(self) -> list[float]:
         """Return library / base, block by block."""

@@ -7,11 +7,15 @@ import re
 import statistics
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from benchmarks.harness import RESULTS, ROOT, Pairs
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 SIDES = ("1.15.0", "ours")
+
+#: Ratios further apart than this are drawn on a logarithmic axis.
+WIDE = 6
 
 
 def seconds(value: float) -> str:
@@ -39,13 +43,37 @@ def cell(pairs: Pairs | None, shows: str) -> str:
     """Write one result: a ratio with the extra time, or a whole time; each with the range of its middle half."""
     if pairs is None:
         return "not measured"
-    if shows == "time":
+    if shows == "time" or not pairs.base:
         low, high = middle_half(pairs.library)
         extra = f"; {signed(pairs.extra())}" if pairs.base else ""
         return f"**{seconds(statistics.median(pairs.library))}** ({seconds(low)} to {seconds(high)}{extra})"
     ratios = pairs.ratios()
     low, high = middle_half(ratios)
     return f"**{statistics.median(ratios):.2f}x** ({low:.2f} to {high:.2f}; {signed(pairs.extra())})"
+
+
+def memory(peaks: list[list[int]]) -> str:
+    """Write the median peak of a process's own memory, and of pages of files, in MB."""
+    own, files = (statistics.median(values) / 1e6 for values in zip(*peaks, strict=True))
+    return f"{own:.0f} + {files:.0f}"
+
+
+def memory_table(result: dict) -> str:
+    """Write the Markdown table of the peaks of memory; nothing where none was watched."""
+    lines = ["| work: memory of its own + pages of files, MB | base | 1.15.0 | ours |", "|---|---|---|---|"]
+    for key, row in result["rows"].items():
+        by_side = pairs_of(result, key)
+        base = [peak for pairs in by_side.values() for peak in pairs.base_memory]
+        if base:
+            found = [by_side[side].library_memory if side in by_side else [] for side in SIDES]
+            cells = [memory(peaks) if peaks else "not measured" for peaks in (base, *found)]
+            lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def tables(result: dict) -> str:
+    """Write all tables of a suite."""
+    return "\n\n".join(filter(None, (table(result), memory_table(result))))
 
 
 def pairs_of(result: dict, row: str) -> dict[str, Pairs]:
@@ -95,12 +123,24 @@ def draw(result: dict, path: Path) -> None:
     axes.set(title=result["title"], xlabel="time, as a multiple of the base" if ratio else "seconds, logarithmic")
     if ratio:
         axes.axvline(1, color="black", linewidth=1)
+        _draw_goals(axes, result, keys)
     else:
         axes.set(xscale="log", xlim=(0.01, None))
-    axes.set_xlim(right=axes.get_xlim()[1] * (1.08 if ratio else 2))
-    figure.legend(loc="outside lower right", ncols=len(bars_of), frameon=False)
+    wide = axes.get_xlim()[1] > WIDE
+    if ratio and wide:
+        axes.set(xscale="log", xlim=(0.3, None), xlabel="time, as a multiple of the base, logarithmic")
+    axes.set_xlim(right=axes.get_xlim()[1] * (2 if wide or not ratio else 1.08))
+    figure.legend(loc="outside lower right", ncols=len(bars_of) + 1, frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _draw_goals(axes: Any, result: dict, keys: list[str]) -> None:
+    """Draw a mark at the goal of each row that has one in numbers."""
+    limits = {index: limit for index, key in enumerate(keys) if (limit := result["rows"][key].get("limit"))}
+    if limits:
+        bottoms, tops = [index - 0.4 for index in limits], [index + 0.4 for index in limits]
+        axes.vlines(list(limits.values()), bottoms, tops, color="tab:green", linewidth=2, label="goal")
 
 
 def _bar(by_side: dict[str, Pairs], name: str, ratio: bool) -> float | None:
@@ -133,7 +173,7 @@ def write(result: dict) -> None:
     (RESULTS / f"{result['suite']}.json").write_text(as_json(result))
     picture = RESULTS / f"{result['suite']}.png"
     draw(result, picture)
-    text = f"{table(result)}\n\n{machine_line(result)}\n\n![{result['title']}](../benchmarks/results/{picture.name})"
+    text = f"{tables(result)}\n\n{machine_line(result)}\n\n![{result['title']}](../benchmarks/results/{picture.name})"
     begin, end = f"<!-- {result['suite']}: begin -->", f"<!-- {result['suite']}: end -->"
     page = PAGE.read_text()
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)

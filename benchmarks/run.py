@@ -12,7 +12,7 @@ import importlib
 
 from benchmarks import report
 
-SUITES = ["step", "collectives", "imports", "launch"]
+SUITES = ["step", "collectives", "imports", "launch", "big_models"]
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.suites:
         result = importlib.import_module(f"benchmarks.{name}").SUITE.run(args.rounds)
-        print(f"\n{result['title']}\n\n{report.table(result)}\n\n{report.machine_line(result)}\n", flush=True)
+        print(f"\n{result['title']}\n\n{report.tables(result)}\n\n{report.machine_line(result)}\n", flush=True)
         if not args.print:
             report.write(result)
 
