@@ -431,6 +431,7 @@ class Accelerator(ModelControl):
         Raises:
             RuntimeError: `loss` is not a scalar.
         """
+        self.gradient_state.trained = self.gradient_state.turn
         try:
             self._strategy.backward(self._accumulation.scaled(loss), **kwargs)
         except RuntimeError as error:
@@ -580,7 +581,7 @@ class Accelerator(ModelControl):
 
     def end_training(self) -> None:
         """Finish: wait for what is still being saved, and leave the process group. Call it at the end of the script."""
-        self.wait_for_checkpoint()
+        self._close_checkpoints()
         self.state.destroy_process_group()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Accelerator:

@@ -61,17 +61,17 @@ class AcceleratedScheduler:
         self.num_processes = PartialState().num_processes if num_processes is None else num_processes
         self.unit = check_unit(unit)
         self.takes_metric = takes_metric(scheduler)
-        self._accumulated_calls = 0
+        self.accumulated_calls = 0  # since the last update
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move the schedule, when the weights were just updated; arguments go to the scheduler."""
         if not self.step_with_optimizer:
             self.scheduler.step(*args, **kwargs)
             return
-        self._accumulated_calls += 1
+        self.accumulated_calls += 1
         if not self.gradient_state.sync_gradients:
             return
-        calls, self._accumulated_calls = self._accumulated_calls, 0
+        calls, self.accumulated_calls = self.accumulated_calls, 0
         if self.takes_metric:
             self.scheduler.step(*args, **kwargs)
             return

@@ -1,12 +1,10 @@
-"""What a script calls to save and to resume: the methods about checkpoints that `Accelerator` inherits."""
+"""What a script calls to save: the methods about checkpoints that `Accelerator` inherits, with those of `resuming`."""
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,26 +12,20 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from accelerate._lazy import lazy_module
-from accelerate.base.messages import message, warn_once
+from accelerate.base.messages import warn_once
+from accelerate.checkpointing.resuming import ResumeControl, no_name
 from accelerate.logging import get_logger
-from accelerate.state.control import ProcessControl
 
 if TYPE_CHECKING:
-    from accelerate.checkpointing.background import Background
-    from accelerate.checkpointing.load import Wish
     from accelerate.checkpointing.save import Job, Staging
     from accelerate.checkpointing.training import Training
     from accelerate.config.project import ProjectConfiguration
 
 # What saving and loading need is imported when something is saved or loaded, so that starting does not wait for it.
 agreement = lazy_module("accelerate.checkpointing.agreement")
-background = lazy_module("accelerate.checkpointing.background")
 folders = lazy_module("accelerate.checkpointing.folder")
-loading = lazy_module("accelerate.checkpointing.load")
 model_files = lazy_module("accelerate.checkpointing.models")
 object_files = lazy_module("accelerate.checkpointing.objects")
-positions = lazy_module("accelerate.checkpointing.position")
-public = lazy_module("accelerate.checkpointing.public")
 saving = lazy_module("accelerate.checkpointing.save")
 
 logger = get_logger(__name__)
@@ -42,25 +34,7 @@ SaveHook = Callable[[list[Any], list[dict[str, torch.Tensor]], str], None]
 LoadHook = Callable[[list[Any], str], None]
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """Where training stands after `Accelerator.resume`; false when there was nothing to resume from.
-
-    Args:
-        folder: the checkpoint that was loaded, or None.
-        epoch: the epoch of the first prepared data loader.
-        batches: how many batches of it this process has seen.
-    """
-
-    folder: Path | None = None
-    epoch: int = 0
-    batches: int = 0
-
-    def __bool__(self) -> bool:
-        return self.folder is not None
-
-
-class CheckpointControl(ProcessControl):
+class CheckpointControl(ResumeControl):
     """Saving, loading and resuming, for the class that holds what is prepared."""
 
     if TYPE_CHECKING:  # what a class that inherits from this one has to bring
@@ -73,11 +47,6 @@ class CheckpointControl(ProcessControl):
         """Take up what belongs to saving; called once, by the constructor."""
         self._load_model_state_pre_hook: OrderedDict[int, Any] = OrderedDict()
         self._save_model_state_pre_hook: OrderedDict[int, Any] = OrderedDict()
-
-    @cached_property
-    def _background(self) -> Background:
-        """The save that may be under way beside training."""
-        return background.Background()
 
     def register_save_state_pre_hook(self, hook: SaveHook) -> RemovableHandle:
         """Call `hook(models, weights, output_dir)` before `save_state` writes.
@@ -217,7 +186,7 @@ class CheckpointControl(ProcessControl):
                 warn_once(f"save_state({str(output_dir)!r}): with automatic naming the folder has no effect.")
             return lambda: folders.numbered_folder(project.project_dir, project.iteration)
         if output_dir is None:
-            raise TypeError(_no_name("save_state()", "save_state(folder)"))
+            raise TypeError(no_name("save_state()", "save_state(folder)"))
         folder = Path(os.path.expanduser(output_dir))
         return lambda: Path(os.path.realpath(folder))
 
@@ -255,139 +224,8 @@ class CheckpointControl(ProcessControl):
         """
         self._background.wait()
 
-    def load_state(
-        self,
-        input_dir: str | os.PathLike[str] | None = None,
-        load_kwargs: dict[str, Any] | None = None,
-        *,
-        strict: bool = True,
-        parts: Collection[str] | None = None,
-        **load_model_func_kwargs: Any,
-    ) -> None:
-        """Restore what `save_state` saved. All processes have to call it.
-
-        Files are checked and compared with what is prepared before anything is changed, and everything that is wrong
-        is said in one error.
-
-        Args:
-            input_dir: the folder; with automatic naming it can be left out, which takes the newest valid checkpoint,
-                as "latest" does.
-            load_kwargs: arguments of `torch.load`, for what was written with `torch.save`. By default nothing that a
-                file contains is executed; {"weights_only": False} allows that.
-            strict: False restores what fits, and warns of the rest.
-            parts: which kinds of objects to restore, out of "models", "optimizers", "schedulers", "scaler", "custom",
-                "data_loaders", "step" and "rng"; all by default.
-            load_model_func_kwargs: handed on to `load_state_dict` of models. `map_location` ("cpu" or "on_device") is
-                accepted for scripts that pass it: values are read where they lie and put where the objects are.
-
-        Raises:
-            ValueError: there is no such folder, or no such part.
-            TypeError: an unknown `map_location`.
-            CheckpointError: the checkpoint is damaged, or doesn't fit.
-        """
-        map_location = load_model_func_kwargs.pop("map_location", None)
-        public.check_map_location(map_location)
-        wish = self._wish(strict, parts, load_kwargs, load_model_func_kwargs)
-        latest = input_dir is None or (str(input_dir) == "latest" and not Path(input_dir).is_dir())
-        if latest and not self.project_configuration.automatic_checkpoint_naming:
-            raise ValueError(_no_name("load_state() without a folder", "load_state(folder)"))
-        self._background.wait()
-        if not latest:
-            assert input_dir is not None
-            folder = Path(os.path.realpath(os.path.expanduser(input_dir)))
-            loading.load_folder(self._training(), folder, wish)
-            self._count_on_from(folder)
-        elif self._load_newest(folders.checkpoints_folder(self.project_configuration.project_dir), wish) is None:
-            raise ValueError(_nothing_saved(self.project_configuration.project_dir))
-
-    def resume(
-        self,
-        root: str | os.PathLike[str] | None = None,
-        *,
-        strict: bool = True,
-        parts: Collection[str] | None = None,
-        load_kwargs: dict[str, Any] | None = None,
-        **load_model_func_kwargs: Any,
-    ) -> Resumed:
-        """Go on from the newest valid checkpoint, if there is any. All processes have to call it.
-
-        `for epoch in range(accelerator.resume().epoch, num_epochs)` begins where the last run ended; the prepared data
-        loaders begin with the batch that comes next.
-
-        Args:
-            root: the folder that has the checkpoints in it, whose names end with a number; by default where automatic
-                naming puts them.
-            strict: see `load_state`, as for the other arguments.
-
-        Returns:
-            where training stands.
-
-        Raises:
-            CheckpointError: there are checkpoints, but none is valid, or the newest valid one doesn't fit.
-        """
-        self._background.wait()
-        wish = self._wish(strict, parts, load_kwargs, load_model_func_kwargs)
-        folder = self._load_newest(
-            folders.checkpoints_folder(self.project_configuration.project_dir) if root is None else Path(root), wish
-        )
-        if folder is None:
-            return Resumed()
-        training = self._training()
-        if not training.loaders:
-            return Resumed(folder)
-        place = positions.position_of(training.loaders[0], training.runtime.gradient_state)
-        return Resumed(folder, place["epoch"], place["batches"])
-
-    def _wish(
-        self,
-        strict: bool,
-        parts: Collection[str] | None,
-        load_kwargs: dict[str, Any] | None,
-        model_kwargs: dict[str, Any],
-    ) -> Wish:
-        hooks = tuple(self._load_model_state_pre_hook.values())
-        return loading.Wish(loading.check_parts(parts), strict, load_kwargs or {}, model_kwargs, hooks)
-
-    def _load_newest(self, root: Path, wish: Wish) -> Path | None:
-        folder = loading.load_newest(self._training(), root, wish)
-        if folder is not None:
-            self._count_on_from(folder)
-        return folder
-
-    def _count_on_from(self, folder: Path) -> None:
-        """Let the next automatic checkpoint come after all there are, when `folder` is one of them."""
-        project = self.project_configuration
-        if not project.automatic_checkpoint_naming or project.project_dir is None:
-            return
-        root = Path(os.path.realpath(folders.checkpoints_folder(project.project_dir)))
-        if Path(os.path.realpath(folder)).parent == root:
-            collectives = self._training().runtime.collectives
-            numbered = folders.numbered_below
-            newest = agreement.decided(
-                collectives, lambda: max(folders.number_of(path) or 0 for path in numbered(root))
-            )
-            project.iteration = newest + 1
-
 
 def _registered(hooks: OrderedDict[int, Any], hook: Any) -> RemovableHandle:
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle
-
-
-def _no_name(given: str, instead: str) -> str:
-    return message(
-        given=f"{given} without automatic checkpoint naming",
-        why="it doesn't say which folder is meant",
-        allowed=f"{instead}; without a folder, if ProjectConfiguration(automatic_checkpoint_naming=True)",
-        do=f"write {instead}, or turn automatic naming on",
-    )
-
-
-def _nothing_saved(project_dir: Any) -> str:
-    return message(
-        given=f"load_state() with project_dir={str(project_dir)!r}",
-        why="no checkpoint has been saved there",
-        allowed="a project with at least one checkpoint",
-        do="call accelerator.resume() if there may be none yet, or name a folder",
-    )

@@ -86,7 +86,7 @@ class Training:
         found = [record for part, records in make.items() if part in parts for record in records()]
         own = [part for part in ("rng", "step") if part in parts]
         if own:
-            found.append(RandomRecord(self.runtime.topology, self.runtime.device, self.windows, own))
+            found.append(RandomRecord(self.runtime.topology, self.runtime.device, self.windows, own, self.schedulers))
         return found
 
     def gradients(self, models: Sequence[Any]) -> GradientsRecord:

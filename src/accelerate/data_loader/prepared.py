@@ -23,11 +23,12 @@ from accelerate.data_loader.edge import current_runtime
 from accelerate.data_loader.iterable import IterableDatasetShard, has_state, is_complete
 from accelerate.data_loader.iteration import DataLoaderStateMixin, Pass, length_of
 from accelerate.data_loader.marked import Marked
+from accelerate.data_loader.mover import Mover
 from accelerate.data_loader.order import Order, Seeds, order_of, with_own_generator
 from accelerate.data_loader.pace import Pace
 from accelerate.data_loader.progress import Progress
 from accelerate.data_loader.rng import synchronize_rng_states
-from accelerate.data_loader.sampler_shards import skipping, with_sampler
+from accelerate.data_loader.sampler_shards import counts_itself, skipping, with_sampler
 from accelerate.data_loader.samplers import get_sampler, sampler_chain, unwrapped
 from accelerate.data_loader.shares import DataShard
 from accelerate.data_loader.stateful import Snapshots, fits
@@ -62,6 +63,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         rng_types: list[str | RNGType] | None,
         skip_batches: int,
         offset: int,
+        mover: Mover,
     ) -> None:
         """Complete the construction: take the run's facts, and give the wrapped loader its own randomness.
 
@@ -74,8 +76,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             rng_types: which random generators are made equal on all ranks when a pass begins.
             skip_batches: how many batches every pass leaves out.
             offset: how many batches the wrapped loader leaves out already.
+            mover: brings batches to the device.
         """
         self._runtime = runtime
+        self._mover = mover
         self.gradient_state = runtime.gradient_state
         self.rng_types = rng_types
         self.skip_batches = skip_batches
@@ -87,10 +91,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         self.progress = progress
         self.base_dataloader = copy_loader(self.base_dataloader, generator=progress.seeds.workers)
         self._reading = self.base_dataloader  # what the present pass reads
+        self._is_stream = isinstance(self.base_dataloader.dataset, IterableDataset)
 
     @abstractmethod
     def _open(self, start: int, stream: list[dict[str, Any]] | None) -> Iterator[Any]:
-        """Return the batches of a pass from number `start` on, on the device; `stream` is a state to begin from."""
+        """Return the batches of a pass from number `start` on, not moved yet; `stream` is a state to begin from."""
 
     @abstractmethod
     def without_first(self, num_batches: int) -> PreparedLoader:
@@ -119,17 +124,18 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
     def __iter__(self) -> Iterator[Any]:
         state, progress = self.gradient_state, self.progress
         if state.between_batches is not None:
-            state.between_batches(None)
+            state.between_batches(self, None)
         start, stream = self._begin()
         this_pass = Pass(self, self.remainder, self._is_ragged())
         given = start
         state.enter(this_pass)
         try:
-            batches = self._open(start, stream)
+            settled, arrive = self._mover.settled, self._mover.arrive
+            batches = self._mover.ahead(self._open(start, stream))
             batch = next(batches, END)
             if batch is not END:
                 for upcoming in batches:
-                    if type(batch) is Marked:
+                    if type(batch) is not settled and type(batch := arrive(batch)) is Marked:
                         this_pass.tail, batch = batch.tail, batch.data
                     elif this_pass.tail is not None:
                         this_pass.tail = None
@@ -137,14 +143,14 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                     progress.batches = given = given + 1
                     yield batch
                     if state.between_batches is not None:
-                        state.between_batches(this_pass)
+                        state.between_batches(self, this_pass)
                     batch = upcoming
-                batch = self._announce_end(this_pass, batch)
+                batch = self._announce_end(this_pass, arrive(batch))
                 this_pass.turn = state.turn = state.turn + 1
                 progress.batches = given = given + 1
                 yield batch
                 if state.between_batches is not None:
-                    state.between_batches(this_pass)
+                    state.between_batches(self, this_pass)
             self._compare_length(start, given)
             if given:  # an empty loader stays in its epoch
                 progress.end()
@@ -153,8 +159,10 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _compare_length(self, start: int, given: int) -> None:
         """Warn where samplers, which decide how much there is, gave another number of batches than they say."""
+        if self._is_stream or self.progress.shift or counts_itself(self._reading):
+            return
         length = length_of(self)
-        if isinstance(self.dataset, IterableDataset) or length is None or self.progress.shift:
+        if length is None:
             return
         announced = self._offset + self.skip_batches + length
         if given != announced and (given > start or not start):
@@ -175,11 +183,13 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         return self.progress.begin(self._offset + self.skip_batches)
 
     def _expected_remainder(self) -> int:
+        if self._drop_last:
+            return -1
         length = length_of(self.get_sampler())
         if length is None:
             length = length_of(self._whole_dataset)
-        known = length is not None and self.total_batch_size and not self._drop_last
-        return length % self.total_batch_size if known else -1
+        per_step = self.total_batch_size
+        return length % per_step if length is not None and per_step else -1
 
     def _read(self, start: int, stream: list[dict[str, Any]] | None, per_step: int = 1) -> Iterator[Any]:
         """Return what the wrapped loader yields from number `start` on, reading `per_step` batches for each."""
@@ -191,7 +201,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
             loader, later = beginning_at(loader, shift, self._pace(self.progress.workers))
             skip += later
         self._reading = loader
-        if not isinstance(loader.dataset, IterableDataset):
+        if not self._is_stream:
             return iter(skipping(loader, skip) if skip else loader)
         if stream is not None and not (fits(stream, per_step, self._together) and is_complete(loader.dataset)):
             stream = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from accelerate.launchers.console import say_failure
+from accelerate.launchers.console import say
 from accelerate.launchers.plan import LaunchPlan
 from accelerate.launchers.run_folder import RunFolder
 from accelerate.launchers.watch import Ending, exit_code
@@ -39,7 +39,7 @@ def run(plan: LaunchPlan) -> int:
     if code and signal.SIGINT in received:
         raise KeyboardInterrupt
     if code and not received:
-        say_failure(plan, Ending(0, child.pid, code, error=claim.error if claim else ""))
+        say(f"{plan.script} {Ending(0, child.pid, code, error=claim.error if claim else '')}")
     return exit_code(code)
 
 

@@ -31,7 +31,6 @@ class Iteration:
         self.end_of_dataloader = False
         self.remainder = -1
         self.turn = 0
-        self.boundary = 0  # the turn of all loaders at this one's latest boundary, for who watches boundaries
 
     @property
     def loader(self) -> Any:
@@ -45,7 +44,6 @@ class OutsideIteration(Iteration):
     def __init__(self, loader: object, turn: int) -> None:
         self._loader = weakref.ref(loader)
         self.turn = turn
-        self.boundary = 0
 
     @property
     def end_of_dataloader(self) -> bool:  # type: ignore[override]
@@ -64,7 +62,8 @@ class GradientState(Borg):
 
     `sync_gradients` (plain attribute, assignable) says whether this step updates the weights; `plugin_kwargs` is the
     live dictionary of the settings that differ from their defaults. `turn` is raised by a loader at every batch, and
-    `between_batches` is called, if it is set, whenever a pass begins (with None) or is about to go on (with it).
+    `trained` is the turn at the latest backward pass. `between_batches` is called, if it is set, with a loader and None
+    when a pass over it begins, and with the pass when it is about to go on or to end.
     """
 
     _shared_state = SharedDict()
@@ -73,7 +72,8 @@ class GradientState(Borg):
     sync_gradients: bool
     plugin_kwargs: dict[str, Any]
     turn: int
-    between_batches: Callable[[Iteration | None], None] | None
+    trained: int
+    between_batches: Callable[[Any, Iteration | None], None] | None
     _iterations: list[Iteration]
     _is_xla_gradients_synced: bool
 
@@ -83,6 +83,7 @@ class GradientState(Borg):
             self.sync_gradients = True
             self.plugin_kwargs = {}
             self.turn = 0
+            self.trained = 0
             self.between_batches = None
             self._iterations = []
             self._is_xla_gradients_synced = False
