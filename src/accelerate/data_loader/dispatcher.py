@@ -72,7 +72,6 @@ class DataLoaderDispatcher(PreparedLoader):
         self.device = runtime.device.torch_device
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
-        self._move = mover_to(self.device, _non_blocking)
         self._shard = shard or DataShard.of(topology.rank, topology.world_size, torch_device_mesh)
         self._take_up(
             runtime,
@@ -83,6 +82,7 @@ class DataLoaderDispatcher(PreparedLoader):
             rng_types=rng_types,
             skip_batches=skip_batches,
             offset=0,
+            mover=mover_to(self.device, _non_blocking),
         )
 
     def without_first(self, num_batches: int) -> DataLoaderDispatcher:
@@ -92,8 +92,7 @@ class DataLoaderDispatcher(PreparedLoader):
     def _open(self, start: int, stream: list[dict[str, Any]] | None) -> Iterator[Any]:
         topology = self._runtime.topology
         if topology.world_size == 1:
-            batches = self._read(start, stream)
-            return batches if self._move is None else map(self._move, batches)
+            return self._read(start, stream)
         steps = self._lead(start, stream) if topology.rank == 0 else self._follow()
         return map(self._own, steps)
 
@@ -116,10 +115,9 @@ class DataLoaderDispatcher(PreparedLoader):
             yield step
 
     def _own(self, step: Step) -> Any:
-        """Return this rank's part on the device, marked where not all of the step is real."""
+        """Return this rank's part, marked where not all of the step is real."""
         self._rows = step.rows
-        part = step.parts[0] if self._move is None else self._move(step.parts[0])
-        return part if step.tail is None else Marked(part, step.tail)
+        return step.parts[0] if step.tail is None else Marked(step.parts[0], step.tail)
 
     def _courier(self) -> Courier:
         world_size, count = self._runtime.topology.world_size, self._shard.count

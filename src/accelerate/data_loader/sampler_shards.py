@@ -270,6 +270,14 @@ class SkipBatchSampler(BatchSampler):
         return iterate_from(self.batch_sampler, self.skip_batches)
 
 
+def counts_itself(dataloader: DataLoader) -> bool:
+    """Tell whether the batches of a loader are made by classes of torch and ours, which give as many as they say."""
+    batches: Any = dataloader.batch_sampler
+    while type(batches) in (BatchSamplerShard, SkipBatchSampler):
+        batches = batches.batch_sampler
+    return type(batches) is BatchSampler and indices_of(batches.sampler) is not None
+
+
 def with_sampler(outer: Any, sampler: Any, opened: Callable[[Iterable[Any]], Iterator[Any]]) -> Any:
     """Return the same shares and skips of batches made of the indices of another sampler.
 

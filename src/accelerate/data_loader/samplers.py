@@ -107,15 +107,14 @@ def with_inner(sampler: Any, inner: Any) -> Any:
 
 def sampler_chain(dataloader: Any) -> Iterator[Any]:
     """Yield the samplers of a loader from the outside in, each once."""
-    seen: list[Any] = []
-    waiting = [dataloader.batch_sampler, dataloader.sampler]
+    seen: dict[int, Any] = {}
+    waiting = [dataloader.sampler, dataloader.batch_sampler]
     while waiting:
-        sampler = waiting.pop(0)
-        if sampler is None or any(sampler is each for each in seen):
-            continue
-        seen.append(sampler)
-        yield sampler
-        waiting[:0] = [getattr(sampler, "batch_sampler", None), getattr(sampler, "sampler", None)]
+        sampler = waiting.pop()
+        if sampler is not None and id(sampler) not in seen:
+            seen[id(sampler)] = sampler
+            waiting += getattr(sampler, "sampler", None), getattr(sampler, "batch_sampler", None)
+    return iter(seen.values())
 
 
 def unwrapped(batch_sampler: Any) -> Any:

@@ -75,7 +75,6 @@ class DataLoaderShard(PreparedLoader):
         self.torch_device_mesh = torch_device_mesh
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
-        self._move = mover_to(device, _non_blocking)
         self._lockstep = lockstep
         self._take_up(
             runtime or current_runtime(),
@@ -86,6 +85,7 @@ class DataLoaderShard(PreparedLoader):
             rng_types=rng_types,
             skip_batches=skip_batches,
             offset=offset,
+            mover=mover_to(device, _non_blocking),
         )
 
     @property
@@ -98,7 +98,7 @@ class DataLoaderShard(PreparedLoader):
         if self._lockstep is not None and together is not None:
             snapshots = self.progress.snapshots
             batches = self._lockstep.run(together, batches, None if snapshots is None else snapshots.meet)
-        return batches if self._move is None else map(self._move, batches)
+        return batches
 
     def without_first(self, num_batches: int) -> DataLoaderShard:
         """Return a loader that begins `num_batches` later and shares the epoch of this one."""

@@ -17,7 +17,7 @@ from accelerate.data_loader import (
     SkipDataLoader,
     skip_first_batches,
 )
-from accelerate.data_loader.mover import is_settled, mover_to
+from accelerate.data_loader.mover import NoBatch, is_settled, mover_to
 from accelerate.data_loader.rng import synchronize_rng_states
 from accelerate.state.gradient import GradientState
 
@@ -96,16 +96,19 @@ def test_tensors_are_not_looked_at_where_there_is_no_other_device():
 def test_nothing_is_moved_nor_rebuilt_on_the_cpu_but_what_asks_for_it(monkeypatch, others):
     monkeypatch.setattr("accelerate.data_loader.mover.others_exist", lambda: others)
     batch = {"ids": torch.ones(2), "names": ["a"]}
-    move = mover_to("cpu")
-    assert move(batch) is batch
+    mover = mover_to("cpu")
+    assert list(mover.ahead(iter([batch]))) == [batch]
+    assert mover.arrive(batch) is batch
+    assert mover.settled is (NoBatch if others else torch.Tensor)
     odd = Movable()
-    assert move([odd, 1]) == [odd, 1]
+    assert mover.arrive([odd, 1]) == [odd, 1]
     assert odd.calls == ["cpu"]
-    assert mover_to(None) is None
+    assert mover_to(None).arrive(odd) is odd
+    assert odd.calls == ["cpu"]
 
 
 def test_other_devices_get_every_tensor():
-    moved = mover_to("meta")({"ids": torch.ones(2), "names": ["a"]})
+    (moved,) = mover_to("meta", non_blocking=True).ahead(iter([{"ids": torch.ones(2), "names": ["a"]}]))
     assert moved["ids"].is_meta
     assert moved["names"] == ["a"]
 
