@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from accelerate.launchers.hardware import Hardware
 from accelerate.launchers.plan import LaunchPlan
 from accelerate.launchers.registry import select
 from accelerate.launchers.settings import DECLARED, LaunchSettings
+from accelerate.launchers.slurm import fill_in
 
 CPU = Hardware()
 ONE_GPU = Hardware("cuda", 1)
@@ -27,7 +29,7 @@ def settings_of(
 ) -> LaunchSettings:
     """Return the settings for a command line and the text of a config file; `SCRIPT` in the line is a script."""
     args = launch_command_parser().parse_args(line.replace("SCRIPT", SCRIPT).split())
-    return LaunchSettings.of(
+    settings = LaunchSettings.of(
         args.training_script,
         tuple(args.training_script_args),
         explicit(args, *DECLARED),
@@ -37,6 +39,7 @@ def settings_of(
         file="c.yaml" if config else None,
         cores=8,
     )
+    return dataclasses.replace(settings, found=fill_in(settings.found, settings.environ))
 
 
 def plan_of(

@@ -67,13 +67,7 @@ REFUSED: dict[str, tuple[str, str, Hardware, list[str]]] = {
         "SCRIPT",
         "{distributed_type: DEEPSPEED, num_processes: 4}",
         FOUR_GPUS,
-        ["`distributed_type: DEEPSPEED` in c.yaml", "no launcher", "torchrun or single"],
-    ),
-    "mpirun": (
-        "SCRIPT",
-        "{distributed_type: MULTI_CPU, num_processes: 4, mpirun_config: {mpirun_hostfile: hosts}}",
-        CPU,
-        ["no launcher"],
+        ["`distributed_type: DEEPSPEED` in c.yaml", "no launcher", "slurm job, mpirun, slurm, torchrun, single"],
     ),
 }
 

@@ -16,6 +16,7 @@ from accelerate.cluster.elastic import TorchElastic
 from accelerate.cluster.existing import ExistingGroup
 from accelerate.cluster.mpi import MPI
 from accelerate.cluster.single import SingleProcess
+from accelerate.cluster.slurm import Slurm
 from accelerate.cluster.xla import XlaRuntime
 
 __all__ = [
@@ -25,13 +26,21 @@ __all__ = [
     "ClusterEnvironment",
     "ExistingGroup",
     "SingleProcess",
+    "Slurm",
     "TorchElastic",
     "XlaRuntime",
     "detect_environment",
     "get_cpu_distributed_information",
 ]
 
-ENVIRONMENTS: tuple[type[ClusterEnvironment], ...] = (ExistingGroup, XlaRuntime, TorchElastic, MPI, SingleProcess)
+ENVIRONMENTS: tuple[type[ClusterEnvironment], ...] = (
+    ExistingGroup,
+    XlaRuntime,
+    TorchElastic,
+    Slurm,
+    MPI,
+    SingleProcess,
+)
 
 
 def detect_environment(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:

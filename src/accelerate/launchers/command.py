@@ -17,7 +17,7 @@ PLAIN = frozenset(
 
 def is_plain(config: LaunchSettings) -> bool:
     """Whether the run is one process, or several that torch.distributed connects."""
-    return (config.label is None or config.label in PLAIN) and not config.get("mpirun_config")
+    return config.label is None or config.label in PLAIN
 
 
 def command(config: LaunchSettings) -> tuple[str, ...]:

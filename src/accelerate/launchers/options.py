@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accelerate.config.kinds import Integer, Number, Text
+from accelerate.config.kinds import Choice, Integer, Number, Text
 from accelerate.config.option import Boolean, option
 
 SCRIPT = "How the script is started"
@@ -47,6 +47,20 @@ class LaunchOptions:
         aliases=("-q",),
         group=SCRIPT,
         help="Say nothing about defaults; a failure of the script ends in its exit code, without an exception.",
+    )
+    submit: str | None = option(
+        None,
+        kind=Choice(("slurm",)),
+        flag="--submit",
+        group=SCRIPT,
+        help="Submit the run to this batch system, and return. --dry_run shows the batch script.",
+    )
+    submit_args: str | None = option(
+        None,
+        kind=Text(),
+        flag="--submit_args",
+        group=SCRIPT,
+        help="What else to ask of the batch system: '--partition=gpu --time=1:00:00'.",
     )
     multi_gpu: bool = option(
         False,

@@ -32,6 +32,7 @@ class LaunchPlan:
         address: where the processes meet; None for one process.
         port: by which port; None for one process, 0 for one that is chosen when they start.
         script: what the person asked to run, for messages.
+        stdin: what the command reads, such as a batch script.
     """
 
     launcher: str
@@ -43,6 +44,7 @@ class LaunchPlan:
     address: str | None = None
     port: int | None = None
     script: str = ""
+    stdin: str = ""
 
     @property
     def processes_here(self) -> int:
@@ -61,7 +63,10 @@ class LaunchPlan:
             f"command:     {shlex.join(hide_secrets(self.argv))}",
             "environment:" if self.env else "environment: nothing added",
         ]
-        return "\n".join([*lines, *(f"  {name}={_shown(name, value)}" for name, value in sorted(self.env.items()))])
+        lines += [f"  {name}={_shown(name, value)}" for name, value in sorted(self.env.items())]
+        if self.stdin:
+            lines += ["it reads:", *(f"  {line}" for line in self.stdin.splitlines())]
+        return "\n".join(lines)
 
     def _processes(self) -> str:
         """Say how many processes run where, and where they meet."""

@@ -13,6 +13,7 @@ from accelerate.config.files import default_config_path
 from accelerate.devices.specs import SPECS
 from accelerate.launchers.hardware import find_hardware
 from accelerate.launchers.settings import LaunchSettings
+from accelerate.launchers.slurm import fill_in
 
 
 def read_settings(
@@ -33,6 +34,7 @@ def read_settings(
     path = config_file or default_file(flags)
     environ = dict(os.environ)
     settings = LaunchSettings.of(script, arguments, flags, cluster_config(path), environ=environ, file=path)
+    settings = dataclasses.replace(settings, found=fill_in(settings.found, environ))
     if settings.cpu_is_chosen:
         return settings
     if settings.chosen_ids is not None:

@@ -11,6 +11,9 @@ from accelerate.launchers.base import Launcher
 from accelerate.launchers.settings import LaunchSettings
 
 BUILT_IN: dict[str, str] = {
+    "slurm job": "accelerate.launchers.submit:SubmitLauncher",
+    "mpirun": "accelerate.launchers.mpirun:MpirunLauncher",
+    "slurm": "accelerate.launchers.slurm:SlurmLauncher",
     "torchrun": "accelerate.launchers.torchrun:TorchrunLauncher",
     "single": "accelerate.launchers.single:SingleLauncher",
 }
@@ -39,7 +42,7 @@ def select(config: LaunchSettings) -> Launcher:
         message(
             given=kind,
             why="no launcher of this version starts such a run",
-            allowed=f"what {' or '.join(LAUNCHERS.names())} starts: one process, or several with torch.distributed",
+            allowed=f"what one of these starts: {', '.join(LAUNCHERS.names())}",
             do="choose another distributed_type (`accelerate config`), or install the package that brings the launcher",
         )
     )

@@ -47,7 +47,7 @@ class LaunchSettings:
     Args:
         script: path of the script, name of the module, or program to run.
         arguments: what it is passed.
-        found: what was said, by `dest`, with the door it came through ("flag" or "file").
+        found: what was said, by `dest`, with the door it came through ("flag", "file" or "SLURM").
         hardware: the accelerators that this machine offers.
         environ: the variables of the launching process.
         file: the config file that was read.
@@ -88,7 +88,8 @@ class LaunchSettings:
         if self.is_flag(dest):
             flag = declared()[dest].flag
             return str(flag) if value is True else f"{flag} {value}"
-        return f"`{declared()[dest].yaml}: {value}` in {self.file or 'the config file'}"
+        where = "SLURM" if dest in self.found and self.found[dest].source == "SLURM" else self.file or "the config file"
+        return f"`{declared()[dest].yaml}: {value}` in {where}"
 
     @property
     def label(self) -> DistributedType | None:

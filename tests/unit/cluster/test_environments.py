@@ -86,8 +86,8 @@ def test_the_process_is_looked_at_by_default(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_script_that_nobody_recognises_is_alone() -> None:
     assert ENVIRONMENTS[-1] is SingleProcess
-    assert [kind.distributed for kind in ENVIRONMENTS] == [True, True, True, True, False]
-    assert [kind.speaks_mpi for kind in ENVIRONMENTS] == [False, False, False, True, False]
+    assert [kind.distributed for kind in ENVIRONMENTS] == [True, True, True, True, True, False]
+    assert [kind.speaks_mpi for kind in ENVIRONMENTS] == [False, False, False, False, True, False]
 
 
 @pytest.mark.parametrize(
