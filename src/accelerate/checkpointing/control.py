@@ -176,7 +176,7 @@ class CheckpointControl(ResumeControl):
         return staging.folder
 
     def _is_blocking(self, blocking: bool | None) -> bool:
-        return self.project_configuration.blocking_save if blocking is None else blocking
+        return bool(self.project_configuration.blocking_save) if blocking is None else blocking
 
     def _folder_chooser(self, output_dir: str | os.PathLike[str] | None) -> Callable[[], Path]:
         """Return the function that says, on the main process, where to save."""

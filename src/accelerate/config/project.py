@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from accelerate.config.resolve import setting
+
 
 @dataclass
 class ProjectConfiguration:
@@ -18,7 +20,7 @@ class ProjectConfiguration:
         iteration: the number of the next one.
         save_on_each_node: save on every machine rather than on the main one only.
         blocking_save: `save_state` returns when the checkpoint is on disk; False lets it be written while training
-            goes on.
+            goes on. By default as ACCELERATE_BLOCKING_SAVE says, which is true.
     """
 
     project_dir: str | os.PathLike[str] | None = None
@@ -27,9 +29,10 @@ class ProjectConfiguration:
     total_limit: int | None = None
     iteration: int = 0
     save_on_each_node: bool = False
-    blocking_save: bool = True
+    blocking_save: bool | None = None
 
     def __post_init__(self) -> None:
+        self.blocking_save = setting("blocking_save", self.blocking_save)
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:

@@ -104,6 +104,15 @@ class Settings:
         group="Training Paradigm Arguments",
         help="Update the weights once in this many batches.",
     )
+    blocking_save: bool = option(
+        True,
+        kind=Boolean(switch=False),
+        flag="--blocking_save",
+        yaml="blocking_save",
+        env="ACCELERATE_BLOCKING_SAVE",
+        group="Training Paradigm Arguments",
+        help="Let save_state return when the checkpoint is on disk; false writes it while training goes on.",
+    )
 
     @classmethod
     def of(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:

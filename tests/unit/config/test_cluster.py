@@ -221,6 +221,7 @@ FULL = {
     "tpu_vm": ["c"],
     "tpu_env": ["D=1"],
     "dynamo_config": {"dynamo_backend": "EAGER"},
+    "blocking_save": False,
 }
 
 

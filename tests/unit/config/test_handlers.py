@@ -227,6 +227,16 @@ def test_directories_of_a_project(arguments, folder, directories):
     assert (project.project_dir, project.logging_dir) == directories
 
 
+@pytest.mark.parametrize(
+    ("argument", "variable", "blocks"),
+    [(None, None, True), (None, "0", False), (None, "true", True), (False, "1", False), (True, "0", True)],
+)
+def test_saves_block_as_the_argument_says_or_else_the_environment(monkeypatch, argument, variable, blocks):
+    if variable is not None:
+        monkeypatch.setenv("ACCELERATE_BLOCKING_SAVE", variable)
+    assert ProjectConfiguration(blocking_save=argument).blocking_save is blocks
+
+
 def test_configurations_are_plain_and_can_be_replaced():
     config = DataLoaderConfiguration(split_batches=True)
     assert replace(config, even_batches=False) == DataLoaderConfiguration(split_batches=True, even_batches=False)

@@ -22,6 +22,7 @@ VALUES = {
     "debug": (True, True),
     "enable_cpu_affinity": (True, True),
     "gradient_accumulation_steps": (4, 8),
+    "blocking_save": (False, False),
     "downcast_bf16": (True, True),
     "backend": (DynamoBackend.INDUCTOR, DynamoBackend.EAGER),
     "mode": ("reduce-overhead", "max-autotune"),
