@@ -15,6 +15,7 @@ from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.enums import ComputeEnvironment, DistributedType, value_of
 from accelerate.config.files import check_keys
 from accelerate.config.fsdp import FullyShardedDataParallelPlugin
+from accelerate.config.mpirun import MpirunSettings
 from accelerate.config.option import Boolean, Choice, Integer, Listing, Section, Text, option, options, shared
 from accelerate.config.parallelism import ParallelismSettings
 from accelerate.config.resolve import Settings
@@ -28,6 +29,7 @@ TPU = "TPU"
 SECTIONS: dict[str, type] = {
     "dynamo_config": TorchDynamoPlugin,
     "fsdp_config": FullyShardedDataParallelPlugin,
+    "mpirun_config": MpirunSettings,
     "parallelism_config": ParallelismSettings,
 }
 # Before XLA covered more than TPUs, its runs were called TPU.
