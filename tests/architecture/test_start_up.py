@@ -62,7 +62,9 @@ def test_with_torch_there_the_accelerator_brings_little() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["launch", "--help"], ["config", "--help"], ["env", "--help"]], ids=" ".join
+    "arguments",
+    [["--help"], *([name, "--help"] for name in ("launch", "config", "env", "estimate-memory", "map"))],
+    ids=" ".join,
 )
 def test_help_needs_no_torch(arguments: list[str]) -> None:
     statement = (
@@ -77,7 +79,7 @@ def test_help_needs_no_torch(arguments: list[str]) -> None:
 
 
 def test_modules_can_be_run_as_commands() -> None:
-    guarded = ["accelerate_cli", "config", "env", "launch", "test"]
+    guarded = ["accelerate_cli", "config", "env", "estimate", "launch", "map", "test"]
     for name in guarded:
         target = source.PACKAGE / "commands" / name
         text = (target / "__main__.py" if target.is_dir() else Path(f"{target}.py")).read_text()

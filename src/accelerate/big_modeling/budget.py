@@ -39,13 +39,24 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> B
     """
     if max_memory is None:
         return _free()
+    budget = as_budget(max_memory)
+    numbered = [device for device in budget if isinstance(device, int)]
+    if numbered:
+        _warn_unavailable(numbered)
+    return budget
+
+
+def as_budget(max_memory: Mapping[int | str, int | str]) -> Budget:
+    """Return a budget in bytes, in the order in which devices are filled, whether this machine has them or not.
+
+    Raises:
+        ValueError: a device that doesn't exist as such, or a size that is none.
+    """
     budget = {device: convert_file_size_to_int(size) for device, size in max_memory.items()}
     unknown = [device for device in budget if not isinstance(device, int) and device not in NAMED]
     if unknown:
         raise ValueError(_not_a_device(unknown[0]))
     numbered = sorted(device for device in budget if isinstance(device, int))
-    if numbered:
-        _warn_unavailable(numbered)
     return {device: budget[device] for device in (*numbered, *NAMED) if device in budget}
 
 
@@ -105,11 +116,29 @@ def get_balanced_memory(
         low_zero: put as little as possible on the first accelerator, which then has room for other work.
     """
     budget = get_max_memory(max_memory)
-    accelerators = [device for device, size in budget.items() if isinstance(device, int) and size > 0]
+    accelerators = _accelerators(budget)
     if len(accelerators) == 1 and max_memory is None:
         budget[accelerators[0]] = int(budget[accelerators[0]] * KEPT_FREE)
+    return balance(model, budget, no_split_module_classes, dtype, special_dtypes, low_zero)
+
+
+def _accelerators(budget: Budget) -> list[int]:
+    return [device for device, size in budget.items() if isinstance(device, int) and size > 0]
+
+
+def balance(
+    model: torch.nn.Module,
+    budget: Budget,
+    no_split_module_classes: str | Iterable[str] | None,
+    dtype: Any = None,
+    special_dtypes: Mapping[str, Any] | None = None,
+    low_zero: bool = False,
+) -> Budget:
+    """Return a budget that spreads a model evenly over the accelerators in `budget`; see `get_balanced_memory`."""
+    accelerators = _accelerators(budget)
     if len(accelerators) < 2:
         return budget
+    budget = dict(budget)
     sizes = compute_module_sizes(model, dtype, special_dtypes)
     first, last = accelerators[0], accelerators[-1]
     share = int(sizes[""] // (len(accelerators) - low_zero) + _margin(model, sizes, no_split_module_classes))

@@ -18,7 +18,7 @@ import torch
 from accelerate.base.messages import message, nearest
 from accelerate.big_modeling.budget import Budget, get_max_memory
 from accelerate.big_modeling.planner import Decision, Planner
-from accelerate.big_modeling.sizes import class_names
+from accelerate.big_modeling.sizes import class_names, sizing
 from accelerate.big_modeling.tree import Tree
 from accelerate.big_modeling.units import readable
 from accelerate.hooks.tensors import all_module_tensors, state_names
@@ -92,8 +92,20 @@ def plan_device_map(
     fallback_allocation: bool = False,
 ) -> Plan:
     """Return the device map that `infer_auto_device_map` does, before it is tidied, and how it came about."""
-    tree = Tree(model, class_names(no_split_module_classes), dtype, special_dtypes)
     budget = get_max_memory(max_memory)
+    return plan_within(budget, model, no_split_module_classes, dtype, special_dtypes, fallback_allocation)
+
+
+def plan_within(
+    budget: Budget,
+    model: torch.nn.Module,
+    no_split_module_classes: str | Iterable[str] | None = None,
+    dtype: Any = None,
+    special_dtypes: Mapping[str, Any] | None = None,
+    fallback_allocation: bool = False,
+) -> Plan:
+    """Return the plan of a model for devices that need not be here; `budget` is one of `as_budget`."""
+    tree = Tree(model, class_names(no_split_module_classes), sizing(dtype, special_dtypes))
     planner = Planner(tree, budget, fallback_allocation).run()
     return Plan(OrderedDict(planner.map), tuple(planner.decisions), budget, planner.used, tree)
 

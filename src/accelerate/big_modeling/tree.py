@@ -7,11 +7,10 @@ about it costs no comparison of names. What can't be split is one node, whatever
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
-from accelerate.big_modeling.sizes import sizing
+SizeOf = Callable[[str, torch.Tensor], "int | float"]
 
 
 class Node:
@@ -53,16 +52,13 @@ class Tree:
     Args:
         model: the model, on any device.
         whole: names of classes that are not to be split.
-        dtype: see `compute_module_sizes`.
-        special_dtypes: see `compute_module_sizes`.
+        size_of: the bytes of a tensor with its name, see `sizes.sizing`.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, whole: frozenset[str], dtype: Any, special_dtypes: Mapping[str, Any] | None
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, whole: frozenset[str], size_of: SizeOf) -> None:
         self.nodes: list[Node] = []
         self._whole = whole
-        self._size_of: Callable[[str, torch.Tensor], int | float] = sizing(dtype, special_dtypes)
+        self._size_of = size_of
         #: The first place of each tensor, and all places of those that are in several.
         self._first: dict[int, Node] = {}
         self._tied: dict[int, list[Node]] = {}
@@ -86,13 +82,13 @@ class Tree:
         for key, parameter in module._parameters.items():
             if parameter is not None:
                 children.append(self._add_tensor(prefix + key, parameter, node))
-        for key, buffer in module._buffers.items():
-            if buffer is not None:
-                children.append(part := self._add_tensor(prefix + key, buffer, node))
-                part.buffers = part.size
         for key, child in modules.items():
             if child is not None:
                 children.append(self._visit(child, prefix + key, node))
+        for key, buffer in module._buffers.items():  # last, since they are mostly added to what comes out
+            if buffer is not None:
+                children.append(part := self._add_tensor(prefix + key, buffer, node))
+                part.buffers = part.size
         for part in children:
             node.size += part.size
             node.buffers += part.buffers

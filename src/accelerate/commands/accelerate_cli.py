@@ -27,10 +27,17 @@ class Command:
 #: A new command is a line here.
 COMMANDS: dict[str, Command] = {
     "config": Command("accelerate.commands.config:get_config_parser", "answer questions, and write the config file"),
+    "estimate-memory": Command(
+        "accelerate.commands.estimate:estimate_command_parser", "estimate the memory that a model takes"
+    ),
+    "doctor": Command(
+        "accelerate.commands.doctor:doctor_command_parser", "check what makes runs fail before they start"
+    ),
     "env": Command("accelerate.commands.env:env_command_parser", "print the facts that a bug report needs"),
     "launch": Command(
         "accelerate.commands.launch:launch_command_parser", "start a script, on as many processes as wanted"
     ),
+    "map": Command("accelerate.commands.map:map_command_parser", "show where the parts of a model would go"),
     "merge-weights": Command(
         "accelerate.commands.merge:merge_command_parser", "merge the shards of a saved model into one file of weights"
     ),

@@ -38,8 +38,10 @@ def test_an_unknown_command_is_refused_with_the_nearest(
 def test_every_command_has_help_and_refuses_unknown_flags(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    flag = "--unsafe_serialization" if command == "merge-weights" else "--config_file"
-    operands = {"launch": ["x.py"], "merge-weights": ["shards", "out"]}.get(command, [])
+    flags = {"merge-weights": "--unsafe_serialization", "estimate-memory": "--max_memory", "map": "--max_memory"}
+    flag = flags.get(command, "--config_file")
+    named = {"launch": ["x.py"], "merge-weights": ["shards", "out"], "estimate-memory": ["model"], "map": ["model"]}
+    operands = named.get(command, [])
     assert run(monkeypatch, command, "--help") == 0
     assert flag in capsys.readouterr().out
     assert run(monkeypatch, command, f"{flag[:-1]}=x", *operands) == 2
@@ -58,7 +60,7 @@ def test_only_the_wanted_command_is_imported() -> None:
     assert "accelerate.commands.launch" not in shown
 
 
-@pytest.mark.parametrize("name", ["accelerate_cli", "config", "env", "launch", "test"])
+@pytest.mark.parametrize("name", ["accelerate_cli", "config", "env", "estimate", "launch", "map", "test"])
 def test_commands_run_as_modules(name: str) -> None:
     module = f"accelerate.commands.{name}"
     done = subprocess.run(
