@@ -1,7 +1,8 @@
 """Read many tensors from files to where they belong, several at a time.
 
 Threads of the system do the reading and the conversion, without holding up each other. A tensor that is converted or
-moved to an accelerator passes through a buffer of its thread; all others are read into their place.
+moved to an accelerator passes, piece by piece, through a small buffer of its thread; all others are read into their
+place. So no more memory is taken than what the tensors take that are read, and these buffers.
 """
 
 from __future__ import annotations
@@ -11,16 +12,11 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
-
-from accelerate.big_modeling.checkpoint_file import CheckpointFile
+from accelerate.big_modeling.progress import Job, Progress
 from accelerate.big_modeling.spans import Buffer
 
 #: More readers than this do not make a disk faster.
 MOST_READERS = 8
-
-#: A tensor to read: its file, its name there, and where it goes.
-Job = tuple[CheckpointFile, str, torch.Tensor]
 
 
 def read_all(jobs: Iterable[Job]) -> None:
@@ -41,6 +37,6 @@ def read_all(jobs: Iterable[Job]) -> None:
         buffers = local.__dict__.setdefault("buffers", {})
         file.read_into(name, target, buffers.setdefault(pinned, Buffer(pinned)))
 
-    with ThreadPoolExecutor(readers, thread_name_prefix="accelerate-read") as pool:
-        for _ in pool.map(read, jobs):
-            pass
+    with Progress(jobs) as progress, ThreadPoolExecutor(readers, thread_name_prefix="accelerate-read") as pool:
+        for job, _ in zip(jobs, pool.map(read, jobs), strict=True):
+            progress.done(job)

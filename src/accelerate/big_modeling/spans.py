@@ -21,6 +21,9 @@ from accelerate.base.messages import message
 #: What one call to the system reads at most; larger tensors are read in several, which threads can share.
 CHUNK = 64 * 2**20
 
+#: What is converted or moved to an accelerator is read in pieces of so many bytes, which stay in the processor's cache.
+PIECE = 4 * 2**20
+
 #: Tensors in one buffer begin at multiples of so many bytes.
 ALIGNED = 64
 
@@ -107,9 +110,22 @@ def read_into(span: Span, target: torch.Tensor, buffer: Buffer | None = None) ->
     if direct:
         _read(span, target.detach())
         return
-    read = (buffer or Buffer()).like(span)
+    buffer = buffer or Buffer()
+    if not target.is_contiguous():
+        target.detach().copy_(_filled(span, buffer))
+        return
+    flat = target.detach().view(-1)
+    for start in range(0, span.numel, PIECE // span.dtype.itemsize):
+        stop = min(start + PIECE // span.dtype.itemsize, span.numel)
+        piece = Span(span.file, span.offset + start * span.dtype.itemsize, span.dtype, (stop - start,))
+        flat[start:stop].copy_(_filled(piece, buffer))
+
+
+def _filled(span: Span, buffer: Buffer) -> torch.Tensor:
+    """Return a tensor, read into a buffer."""
+    read = buffer.like(span)
     _read(span, read)
-    target.detach().copy_(read)
+    return read
 
 
 class Buffer:

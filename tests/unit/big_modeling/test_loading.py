@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import struct
+import threading
 from pathlib import Path
 
 import pytest
@@ -315,6 +316,79 @@ def test_large_tensors_are_read_piece_by_piece(dtype: torch.dtype, tmp_path: Pat
     with pytest.raises(ValueError, match="truncated"):
         Mappings().view(Span(str(tmp_path / "data"), 8, torch.float32, (40, 50)))
     assert CHUNK % 4096 == 0
+
+
+def test_what_is_converted_passes_through_small_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers: list[Buffer] = []
+
+    class Kept(Buffer):
+        def __init__(self, pinned: bool) -> None:
+            super().__init__(pinned)
+            buffers.append(self)
+
+    monkeypatch.setattr(reading, "Buffer", Kept)
+    monkeypatch.setattr("accelerate.big_modeling.spans.PIECE", 256)
+    content = {name: torch.randn(size, 30) for name, size in (("a", 40), ("b", 1), ("c", 77), ("none", 0))}
+    content["number"] = torch.tensor(3.5)
+    save_file(content, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    file = open_checkpoint(tmp_path / "m.safetensors")
+    targets = {name: torch.empty(tensor.shape, dtype=torch.bfloat16) for name, tensor in content.items()}
+    reading.read_all([(file, name, target) for name, target in targets.items()])
+    assert all(torch.equal(targets[name], tensor.bfloat16()) for name, tensor in content.items())
+    assert 0 < len(buffers) <= reading.MOST_READERS
+    assert all(buffer._bytes.numel() <= 256 for buffer in buffers)
+
+
+class Peak:
+    """The most memory of its own, without pages of files, that this process has above what it had at first."""
+
+    def __init__(self) -> None:
+        self.bytes, self._stop = 0, threading.Event()
+
+    def _own(self) -> int:
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(status["RssAnon"].split()[0]) * 1024
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.0002):
+            self.bytes = max(self.bytes, self._own() - self._before)
+
+    def __enter__(self) -> Peak:
+        self._before = self._own()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.bytes = max(self.bytes, self._own() - self._before)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells memory of its own from files'")
+@pytest.mark.parametrize(
+    ("device_map", "dtype", "resident"),
+    [
+        ({"": "cpu"}, torch.float32, 1.0),
+        ({"": "cpu"}, None, 0.0),
+        ({"0": "cpu", "1": "disk", "2": "disk", "3": "disk"}, torch.float32, 0.25),
+        (None, torch.float32, 1.0),
+    ],
+    ids=["converted", "mapped", "disk", "no map"],
+)
+def test_loading_takes_the_resident_part_and_no_second_copy(device_map, dtype, resident, tmp_path: Path) -> None:
+    size = 2048
+    weight_map = {f"{index}.weight": f"{index}.safetensors" for index in range(4)}
+    for name, file in weight_map.items():
+        save_file({name: torch.ones(size, size, dtype=torch.bfloat16)}, tmp_path / file, metadata={"format": "pt"})
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with init_empty_weights():
+        model = nn.Sequential(*(nn.Linear(size, size, bias=False, dtype=torch.bfloat16) for _ in range(4)))
+    shard = size * size * 2
+    with Peak() as peak:
+        load_checkpoint_in_model(model, tmp_path, device_map=device_map, dtype=dtype, offload_folder=tmp_path / "off")
+    assert peak.bytes <= resident * 4 * size * size * 4 + shard + 2**22
+    assert not list(tmp_path.glob("off/*.dat"))
 
 
 def test_an_error_in_one_reader_is_the_error_of_all(tmp_path: Path) -> None:
