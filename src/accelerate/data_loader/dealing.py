@@ -91,8 +91,10 @@ class Deal:
 
     def seen(self, left: int) -> Counts:
         """Return the real samples per rank in the last round this rank takes part in, when `left` samples are over."""
+        if not left or self.drop_last:
+            return None
         counts = self.counts(left)
-        return None if not left or self.drop_last or not (self.even or counts[self.rank]) else counts
+        return counts if self.even or counts[self.rank] else None
 
     def last_batch(self, left: Batch, first: Batch) -> Batch:
         """Return this rank's part of an incomplete round, which may be empty.
@@ -119,6 +121,11 @@ class Indices(ABC):
     def take(self, start: int, stop: int) -> torch.Tensor:
         """Return the indices at the places from `start` to `stop` (int64)."""
 
+    def batches(self, begin: int, stop: int, deal: Deal) -> list[Batch]:
+        """Return the batches that a rank gets in the complete rounds from number `begin` to `stop`."""
+        rounds = self.take(begin * deal.round_size, stop * deal.round_size).view(-1, deal.ranks, deal.share)
+        return rounds[:, deal.rank].tolist()
+
     def finish(self) -> None:  # noqa: B027  # and nothing to end
         """Do what the sampler does when it is exhausted."""
 
@@ -128,6 +135,10 @@ class InSequence(Indices):
 
     def take(self, start: int, stop: int) -> torch.Tensor:
         return torch.arange(start, stop)
+
+    def batches(self, begin: int, stop: int, deal: Deal) -> list[Batch]:
+        size, share, first = deal.round_size, deal.share, deal.rank * deal.share
+        return [list(range(each * size + first, each * size + first + share)) for each in range(begin, stop)]
 
 
 class Permuted(Indices):
@@ -167,9 +178,7 @@ def deal_out(indices: Indices, deal: Deal, start: int = 0) -> Dealt:
     rounds, left = divmod(indices.size, deal.round_size)
     at_once = max(INDICES_AT_ONCE // deal.share, 1)
     for begin in range(start, rounds, at_once):
-        stop = min(begin + at_once, rounds)
-        block = indices.take(begin * deal.round_size, stop * deal.round_size)
-        yield from block.view(-1, deal.ranks, deal.share)[:, deal.rank].tolist()
+        yield from indices.batches(begin, min(begin + at_once, rounds), deal)
     if left and start <= rounds and not deal.drop_last:
         over = indices.take(rounds * deal.round_size, indices.size).tolist()
         batch = deal.last_batch(over, indices.take(0, min(deal.round_size, indices.size)).tolist())

@@ -123,6 +123,7 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     def __iter__(self) -> Iterator[Any]:
         state, progress = self.gradient_state, self.progress
+        facts = vars(state)  # shared by the process; attributes of a state cost more to look up
         if state.between_batches is not None:
             state.between_batches(self, None)
         start, stream = self._begin()
@@ -139,11 +140,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
                         this_pass.tail, batch = batch.tail, batch.data
                     elif this_pass.tail is not None:
                         this_pass.tail = None
-                    this_pass.turn = state.turn = state.turn + 1
+                    this_pass.turn = facts["turn"] = facts["turn"] + 1
                     progress.batches = given = given + 1
                     yield batch
-                    if state.between_batches is not None:
-                        state.between_batches(self, this_pass)
+                    if (between := facts["between_batches"]) is not None:
+                        between(self, this_pass)
                     batch = upcoming
                 batch = self._announce_end(this_pass, arrive(batch))
                 this_pass.turn = state.turn = state.turn + 1

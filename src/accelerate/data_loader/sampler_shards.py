@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 from accelerate.base.messages import message
 from accelerate.data_loader.copies import copy_loader, copy_with
 from accelerate.data_loader.dealing import Batch, Counts, Deal, Dealt, Tail, deal_batches, deal_out, deal_slices
-from accelerate.data_loader.samplers import indices_of, with_inner
+from accelerate.data_loader.samplers import OF_KNOWN_LENGTH, indices_of, with_inner
 
 
 def iterate_from(batch_sampler: Any, start: int) -> Iterator[Any]:
@@ -275,7 +275,7 @@ def counts_itself(dataloader: DataLoader) -> bool:
     batches: Any = dataloader.batch_sampler
     while type(batches) in (BatchSamplerShard, SkipBatchSampler):
         batches = batches.batch_sampler
-    return type(batches) is BatchSampler and indices_of(batches.sampler) is not None
+    return type(batches) is BatchSampler and type(batches.sampler) in OF_KNOWN_LENGTH
 
 
 def with_sampler(outer: Any, sampler: Any, opened: Callable[[Iterable[Any]], Iterator[Any]]) -> Any:

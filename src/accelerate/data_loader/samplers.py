@@ -60,6 +60,10 @@ class SeededIndices(Permuted):
         self.sampler.set_epoch(self.sampler.epoch + 1)
 
 
+#: Samplers that yield as many indices as they say.
+OF_KNOWN_LENGTH = frozenset({SequentialSampler, RandomSampler, SeedableRandomSampler})
+
+
 def indices_of(sampler: Any) -> Indices | None:
     """Return the order that a sampler is about to give, or None when only the sampler itself can tell.
 
