@@ -14,7 +14,7 @@ import pytest
 
 from tests.architecture import source
 
-TORCH_FREE = ("__init__.py", "_lazy.py", "base", "config", "launchers", "commands", "devices/specs.py")
+TORCH_FREE = ("__init__.py", "_lazy.py", "base", "config", "launchers", "doctor", "commands", "devices/specs.py")
 
 # Modules that may come with a start, beyond those of a bare interpreter. Today it is a fifth less.
 PACKAGE_BUDGET = 40
