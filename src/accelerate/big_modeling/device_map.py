@@ -19,7 +19,7 @@ from accelerate.base.messages import message, nearest
 from accelerate.big_modeling.budget import Budget, get_max_memory
 from accelerate.big_modeling.planner import Decision, Planner
 from accelerate.big_modeling.sizes import class_names, sizing
-from accelerate.big_modeling.tree import Tree
+from accelerate.big_modeling.tree import Node, Tree
 from accelerate.big_modeling.units import readable
 from accelerate.hooks.tensors import all_module_tensors, state_names
 
@@ -78,6 +78,7 @@ def infer_auto_device_map(
     plan = plan_device_map(model, max_memory, no_split_module_classes, dtype, special_dtypes, fallback_allocation)
     if verbose:
         print(*plan.decisions, sep="\n")
+    _warn_about_small_devices(plan)
     if not offload_buffers:
         _warn_about_buffers(plan)
     return OrderedDict(clean_device_map(plan.device_map)) if clean_result else plan.device_map
@@ -108,6 +109,29 @@ def plan_within(
     tree = Tree(model, class_names(no_split_module_classes), sizing(dtype, special_dtypes))
     planner = Planner(tree, budget, fallback_allocation).run()
     return Plan(OrderedDict(planner.map), tuple(planner.decisions), budget, planner.used, tree)
+
+
+def _warn_about_small_devices(plan: Plan) -> None:
+    """Warn when a device stays empty because not one part fits, or nothing that is brought in has room to run."""
+    layers = [node for node in plan.tree.nodes if node.whole and node.size]
+    largest = max(layers, key=lambda node: node.size, default=None)
+    held = set(plan.device_map.values())
+    main = next((device for device in plan.budget if device in held and device not in OFFLOADED), "cpu")
+    limits = {device: limit for device, limit in plan.budget.items() if device != "disk" and limit > 0}
+    small = [device for device, limit in limits.items() if largest is not None and limit < largest.size]
+    small = [device for device in small if device not in held or device == main]
+    if small and largest is not None and held & set(OFFLOADED):
+        logger.warning(_too_small(small, limits, largest))
+
+
+def _too_small(small: list[int | str], limits: Mapping[int | str, int], largest: Node) -> str:
+    given = ", ".join(f"{device}: {readable(limits[device])}" for device in small)
+    return message(
+        given=f"max_memory of {{{given}}}",
+        why=f"{largest.name}, which can't be split, takes {readable(largest.size)}: it can't even pass through",
+        allowed=f"{readable(largest.size)} or more on each device that is to run something",
+        do="give these devices more, leave them out, or let the class be split that is not to be",
+    )
 
 
 def _warn_about_buffers(plan: Plan) -> None:

@@ -185,13 +185,13 @@ class _Loader:
 
     def finish(self) -> None:
         """Read what is to be read, then let the model have it."""
+        if self.folder is not None:  # first, since a folder that is full must not leave half a model
+            save_offload_index(self.index, self.folder)
         read_all(self.jobs)
         for store, key, tensor in self.new:
             store[key] = tensor
         for name, device, file, source in self.special:
             set_module_tensor_to_device(self.model, name, device, value=file.view(source), clear_cache=False)
-        if self.folder is not None:
-            save_offload_index(self.index, self.folder)
 
     def _take(self, name: str, file: CheckpointFile, source: str) -> None:
         store, key, is_buffer = self.places[name]
