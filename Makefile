@@ -1,6 +1,7 @@
 # make demo    train a small network on 1,797 handwritten digits, on two CPU processes
 # make test    lint, then every test
 # make test-faults  kill a training run 100 times while it saves (half an hour or less)
+# make test-peer  load the checkpoints of accelerate 1.15.0, and let it load ours (ten minutes or less)
 # make lint    ruff, mypy, import-linter
 # make format  let ruff rewrite what it can
 # make docs    rewrite the tables of settings in docs/cli.md
@@ -21,7 +22,7 @@ PYTEST_ARGS ?=
 TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-faults lint format docs bench bench-env clean
+.PHONY: help env demo test test-faults test-peer lint format docs bench bench-env clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -46,6 +47,10 @@ test: lint
 test-faults: $(STAMP)
 	ACCELERATE_TEST_KILLS=100 $(TEST_ENV) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
+# Both releases run the same script, each in its own environment.
+test-peer: $(STAMP) $(PEER_STAMP)
+	ACCELERATE_BENCH_PEER=$(PEER)/bin/python $(TEST_ENV) $(BIN)/python -m pytest tests/peer $(PYTEST_ARGS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -66,7 +71,7 @@ bench-env: $(PEER_STAMP)
 $(PEER_STAMP): constraints.txt | $(STAMP)
 	@echo "Installing accelerate 1.15.0 into $(PEER)"
 	@test -x $(PEER)/bin/python || $(PYTHON) -m venv $(PEER)
-	@$(PEER)/bin/python -m pip install --quiet --constraint constraints.txt accelerate==1.15.0
+	@$(PEER)/bin/python -m pip install --quiet --constraint constraints.txt accelerate==1.15.0 torchdata
 	@touch $@
 
 bench: $(STAMP) $(PEER_STAMP)

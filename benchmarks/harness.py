@@ -176,6 +176,15 @@ def _lines(path: str) -> Iterable[str]:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """One more picture of a suite: the end of its file's name, what it shows, and the function that draws it."""
+
+    name: str
+    title: str
+    draw: Callable[[dict, Path], None]
+
+
+@dataclass(frozen=True)
 class Suite:
     """A table: its rows in order, the function that measures them, and whether it shows ratios or whole times."""
 
@@ -185,6 +194,7 @@ class Suite:
     measure: Callable[[Side], dict[str, Pairs]]
     rounds: int
     shows: Literal["ratio", "time"] = "ratio"
+    pictures: tuple[Picture, ...] = ()
 
     def run(self, rounds: int | None = None) -> dict:
         """Measure, and return what was measured as plain data."""

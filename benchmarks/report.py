@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from benchmarks.harness import RESULTS, ROOT, Pairs
+from benchmarks.harness import RESULTS, ROOT, Pairs, Picture
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 SIDES = ("1.15.0", "ours")
@@ -167,13 +168,17 @@ def as_json(result: dict) -> str:
     return json.dumps(flat, indent=1)[:-2] + ',\n "blocks": {\n' + ",\n".join(lines) + "\n }\n}\n"
 
 
-def write(result: dict) -> None:
-    """Write the measurements, the picture and the part of the page that shows them."""
+def write(result: dict, pictures: Sequence[Picture] = ()) -> None:
+    """Write the measurements, the pictures and the part of the page that shows them."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{result['suite']}.json").write_text(as_json(result))
     picture = RESULTS / f"{result['suite']}.png"
     draw(result, picture)
     text = f"{tables(result)}\n\n{machine_line(result)}\n\n![{result['title']}](../benchmarks/results/{picture.name})"
+    for more in pictures:
+        picture = RESULTS / f"{result['suite']}_{more.name}.png"
+        more.draw(result, picture)
+        text += f"\n\n![{more.title}](../benchmarks/results/{picture.name})"
     begin, end = f"<!-- {result['suite']}: begin -->", f"<!-- {result['suite']}: end -->"
     page = PAGE.read_text()
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)

@@ -12,7 +12,7 @@ import importlib
 
 from benchmarks import report
 
-SUITES = ["step", "collectives", "imports", "launch", "big_models"]
+SUITES = ["step", "data", "collectives", "imports", "launch", "big_models"]
 
 
 def main() -> None:
@@ -23,10 +23,11 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="print the tables and write no file")
     args = parser.parse_args()
     for name in args.suites:
-        result = importlib.import_module(f"benchmarks.{name}").SUITE.run(args.rounds)
+        suite = importlib.import_module(f"benchmarks.{name}").SUITE
+        result = suite.run(args.rounds)
         print(f"\n{result['title']}\n\n{report.tables(result)}\n\n{report.machine_line(result)}\n", flush=True)
         if not args.print:
-            report.write(result)
+            report.write(result, suite.pictures)
 
 
 if __name__ == "__main__":
