@@ -15,6 +15,7 @@ from accelerate.launchers.console import say
 from accelerate.launchers.plan import LaunchPlan
 from accelerate.launchers.run_folder import RunFolder
 from accelerate.launchers.watch import Ending, exit_code
+from accelerate.launchers.watchdog import watchdog
 
 #: Signals that ask a program to end; SIGINT is Ctrl-C.
 ENDING_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -33,7 +34,7 @@ def run(plan: LaunchPlan) -> int:
     received: list[int] = []
     with RunFolder() as folder:
         child = subprocess.Popen(plan.argv, env={**os.environ, **plan.env, **folder.env})
-        with signals_handled(lambda number, frame: pass_on(child, number, received)):
+        with signals_handled(lambda number, frame: pass_on(child, number, received)), watchdog(plan, folder):
             code = child.wait()
         claim = folder.claim()
     if code and signal.SIGINT in received:

@@ -29,6 +29,7 @@ from accelerate.launchers.plan import LaunchPlan
 from accelerate.launchers.run_folder import RunFolder
 from accelerate.launchers.torchrun import LOCALHOST, TORCHRUN
 from accelerate.launchers.watch import FAILURE_GRACE, INTERRUPT_GRACE, Watch
+from accelerate.launchers.watchdog import watchdog
 
 TORCH_LOGGERS = ("torch.distributed.elastic", "torch.distributed.run")
 
@@ -43,7 +44,8 @@ def run(plan: LaunchPlan) -> int:
     if plan.hosts_meeting_point and plan.port:
         check_port(plan.port)
     with RunFolder() as folder, patch_environment(**plan.env, **folder.env), signals_handled(None):
-        return _run(plan, folder)
+        with watchdog(plan, folder):
+            return _run(plan, folder)
 
 
 def hand_on_user_signals(agent: Any) -> None:

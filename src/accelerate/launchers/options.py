@@ -119,6 +119,14 @@ class LaunchOptions:
         group=WATCH,
         help="How often to start all processes again after one has failed.",
     )
+    watchdog: float = option(
+        0.0,
+        kind=Number(0.0),
+        flag="--watchdog",
+        env="ACCELERATE_WATCHDOG",
+        group=WATCH,
+        help="Print where each process stands once none has moved for this many seconds; 0 doesn't look.",
+    )
     monitor_interval: float = option(
         0.1,
         kind=Number(0.0),

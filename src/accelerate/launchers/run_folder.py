@@ -1,9 +1,9 @@
 """The folder through which the processes of a launch report to the launcher: who failed first, and who can take Ctrl-C.
 
 It lives as long as the launch, and its path travels in a variable. `ready-PID` says that a process keeps quiet
-about Ctrl-C; `leaving-PID` when it began to end, well before it is gone; `first` is created by the first process
-that fails with an exception, and only by that one, so that one traceback is printed and no more. The other side is
-`accelerate.launchers.worker`.
+about Ctrl-C; `leaving-PID` when it began to end, well before it is gone; `stalled-PID` that it doesn't move; `first`
+is created by the first process that fails with an exception, and only by that one, so that one traceback is printed
+and no more. The other side is `accelerate.launchers.worker`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ VARIABLE = "ACCELERATE_RUN_FOLDER"
 FIRST = "first"
 READY = "ready-"
 LEAVING = "leaving-"
+STALLED = "stalled-"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,10 @@ class RunFolder:
 
     def forget(self) -> None:
         """Make room for another attempt."""
-        for path in (self.path / FIRST, *self.path.glob(f"{READY}*"), *self.path.glob(f"{LEAVING}*")):
+        for path in (
+            self.path / FIRST,
+            *(path for kind in (READY, LEAVING, STALLED) for path in self.path.glob(f"{kind}*")),
+        ):
             path.unlink(missing_ok=True)
 
     def claim(self) -> Claim | None:

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 
 from accelerate.launchers.run_folder import FIRST, LEAVING, READY, VARIABLE, launcher_of
+from accelerate.launchers.stall import VARIABLE as WATCHDOG
+from accelerate.launchers.stall import watch_main_thread
 
 
 @functools.cache
@@ -37,6 +39,8 @@ def set_up() -> bool:
         return False
     report_failures(folder)
     print_whole_lines()
+    if seconds := float(os.environ.get(WATCHDOG, "0")):
+        watch_main_thread(folder, seconds)
     return True
 
 
