@@ -203,31 +203,31 @@ class _LargestAfter:
     def __init__(self, tree: Tree) -> None:
         self.sizes: list[int | float] = [node.size if node.whole else 0 for node in tree.nodes]
         self.sizes.append(0)
-        self.removed = False
         self._build()
 
     def _build(self) -> None:
-        largest: int | float = 0
-        self.suffix = self.sizes.copy()
-        for index in range(len(self.sizes) - 1, -1, -1):
-            if self.suffix[index] < largest:
-                self.suffix[index] = largest
-            else:
-                largest = self.suffix[index]
-        self.removed = False
+        """Note, for each number, that of the largest from there on; of several the last, which is removed last."""
+        sizes = self.sizes
+        best = len(sizes) - 1
+        self.suffix = [best] * len(sizes)
+        for index in range(best, -1, -1):
+            if sizes[index] > sizes[best]:
+                best = index
+            self.suffix[index] = best
+        self.removed: set[int] = set()
 
     def after(self, node: Node) -> int | float:
         """Return the size of the largest layer behind `node` that isn't placed."""
-        if self.removed:
+        if self.suffix[node.end] in self.removed:
             self._build()
-        return self.suffix[node.end]
+        return self.sizes[self.suffix[node.end]]
 
     def remove(self, node: Node) -> None:
         """Take note that `node` is placed before its turn."""
         for index in range(node.start, node.end):
             if self.sizes[index]:
                 self.sizes[index] = 0
-                self.removed = True
+                self.removed.add(index)
 
 
 def _disk_full(node: Node, room: int | float) -> str:
