@@ -1,4 +1,4 @@
-"""Worlds of one, two and four processes, each started once per test worker."""
+"""Worlds of one to four processes, each started once per test worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _world = cache(World)
 @pytest.fixture(scope="session", autouse=True)
 def _close_worlds() -> Iterator[None]:
     yield
-    for size in (2, 3, 4):
+    for size in (1, 2, 3, 4):
         _world(size).close()
 
 
@@ -34,6 +34,11 @@ class Alone:
 
 def world_of(size: int) -> World | Alone:
     return Alone() if size == 1 else _world(size)
+
+
+def processes(size: int) -> World:
+    """Return `size` processes, also one that is not the calling one, for what starts workers or counts warnings."""
+    return _world(size)
 
 
 @pytest.fixture(params=[1, 2, 4], ids="processes={}".format)

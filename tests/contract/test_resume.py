@@ -6,7 +6,6 @@ other seeds and other weights, resumes, and has to see the same losses from ther
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,7 +80,6 @@ def build(plan: Plan, folder: str, seed: int):
 
 def journey(plan: Plan, folder: str, seed: int, resume: str | None = None):
     """Train to the end, from the start or from a checkpoint; return the losses of this rank and the weights."""
-    multiprocessing.current_process()._config["daemon"] = False  # ranks of a World may have workers of their own
     accelerator, model, optimizer, scheduler, loader, validation = build(plan, folder, seed)
     done = 0
     if resume is not None:

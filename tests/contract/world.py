@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import connection
 from typing import Any
 
 from accelerate.base.ports import get_free_port
 
 PLUGIN_VARIABLES = ("ACCELERATE_USE_FSDP", "FSDP_", "ACCELERATE_USE_PARALLELISM_CONFIG", "PARALLELISM_CONFIG_")
 LIMIT = 120.0  #: seconds that one call may take, including the start of the processes
+GRACE = 5.0  #: seconds that the others have to answer when one rank has failed
 
 
 class World:
@@ -37,27 +40,36 @@ class World:
             self._start()
         for pipe in self._pipes:
             pipe.send((function, args, kwargs))
-        answers = [self._answer(rank, pipe) for rank, pipe in enumerate(self._pipes)]
+        answers = self._answers()
         failed = [text for ok, text in answers if not ok]
         if failed:
             self.close()
             raise AssertionError("\n".join(failed))
         return [value for _, value in answers]
 
-    def _answer(self, rank: int, pipe: Any) -> tuple[bool, Any]:
-        try:
-            if pipe.poll(LIMIT):
-                return pipe.recv()
-            return False, f"rank {rank} did not answer within {LIMIT} s"
-        except EOFError:
-            return False, f"rank {rank} died"
+    def _answers(self) -> list[tuple[bool, Any]]:
+        """Return what each rank answers; where one fails, the others, which may wait for it, get little time."""
+        answers = [(False, f"rank {rank} did not answer in time") for rank in range(self.size)]
+        ranks = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        end = time.monotonic() + LIMIT
+        while ranks and (ready := connection.wait(list(ranks), max(end - time.monotonic(), 0))):
+            for pipe in ready:
+                rank = ranks.pop(pipe)
+                try:
+                    answers[rank] = pipe.recv()
+                except EOFError:
+                    answers[rank] = False, f"rank {rank} died"
+                if not answers[rank][0]:
+                    end = min(end, time.monotonic() + GRACE)
+        return answers
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         port = get_free_port()
         for rank in range(self.size):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.size, port, theirs), daemon=True)
+            # Not a daemon, which could have no worker processes of its own; it ends with the pipe.
+            process = context.Process(target=_serve, args=(rank, self.size, port, theirs))
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -88,12 +100,13 @@ def _serve(rank: int, size: int, port: int, pipe: Any) -> None:
     )
     import torch
 
+    multiprocessing.set_start_method("fork", force=True)  # for workers, as in processes that are not spawned
     torch.set_num_threads(1)
     while True:
         try:
             function, args, kwargs = pipe.recv()
         except EOFError:
-            return
+            os._exit(0)  # process groups may wait for each other when they end
         try:
             reset_states()
             pipe.send((True, function(*args, **kwargs)))

@@ -13,6 +13,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Weighted
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from accelerate.data_loader.metrics import gather_for_metrics
 
+from .streams import OfAnySize
+
 MAKES = {
     "sequential": lambda size: DataLoader(range(size), batch_size=2),
     "shuffled": lambda size: DataLoader(range(size), batch_size=2, shuffle=True),
@@ -150,19 +152,6 @@ class Count(IterableDataset):
 
 class Batches(BatchSampler):
     """A batch sampler of other people."""
-
-
-class OfAnySize:
-    """One that doesn't say how large its batches are, as they are of any size."""
-
-    def __init__(self, size):
-        self.batches = [list(range(start, min(start + 1 + start % 3, size))) for start in range(0, size, 3)]
-
-    def __iter__(self):
-        return iter(self.batches)
-
-    def __len__(self):
-        return len(self.batches)
 
 
 class Items(IterableDataset):
