@@ -61,7 +61,8 @@ def test_a_hang_is_told_once_and_the_run_goes_on(launch):  # noqa: F811
             process.communicate()
     lines = seen.splitlines()
     told = lines.index("accelerate launch: no process has moved for 2 s; the run goes on, Ctrl-C ends it")
-    assert lines[told + 1 : told + 3] == ["  rank 0 waits in all_gather", "  rank 1 waits outside of collectives"]
+    assert lines[told + 1].startswith("  rank 0 waits in all_gather_")
+    assert lines[told + 2] == "  rank 1 waits outside of collectives"
     assert "accelerator.gather(torch.ones(1))" in seen
     assert "in wait_for_a_file" in seen
     assert "no process has moved" not in rest

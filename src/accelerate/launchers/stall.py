@@ -21,7 +21,7 @@ from accelerate.launchers.run_folder import STALLED
 
 VARIABLE = "ACCELERATE_WATCHDOG"
 #: Where collectives are waited for: the innermost function of these files is the one that hangs.
-COLLECTIVES = ("distributed_c10d.py", "c10d_logger.py", os.path.join("comm", "collectives.py"))
+COLLECTIVES = ("distributed_c10d.py", "c10d_logger.py")
 
 
 def watch_main_thread(folder: Path, seconds: float) -> threading.Thread:
