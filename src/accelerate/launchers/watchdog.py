@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from accelerate.launchers.console import say
 from accelerate.launchers.plan import LaunchPlan
-from accelerate.launchers.run_folder import LEAVING, READY, STALLED, RunFolder
+from accelerate.launchers.run_folder import FIRST, LEAVING, READY, STALLED, RunFolder
 from accelerate.launchers.stall import VARIABLE
 
 
@@ -64,7 +64,9 @@ def _look(folder: RunFolder, seconds: float, over: threading.Event) -> None:
 
 
 def standing_still(folder: RunFolder) -> list[Stall]:
-    """Return where each process stands, in the order of ranks; nothing while one of them moves."""
+    """Return where each process stands, in the order of ranks; nothing while one moves, or all are being stopped."""
+    if (folder.path / FIRST).exists():
+        return []
     left = {path.name.removeprefix(LEAVING) for path in folder.path.glob(f"{LEAVING}*")}
     running = {path.name.removeprefix(READY) for path in folder.path.glob(f"{READY}*")} - left
     stalls = []

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from accelerate.launchers.plan import LaunchPlan
-from accelerate.launchers.run_folder import LEAVING, READY, STALLED, RunFolder
+from accelerate.launchers.run_folder import FIRST, LEAVING, READY, STALLED, RunFolder
 from accelerate.launchers.stall import collective, frames, watch_main_thread
 from accelerate.launchers.watchdog import Stall, print_report, standing_still, watchdog
 
@@ -35,6 +35,9 @@ def test_a_hang_is_when_no_process_that_still_runs_moves(folder):
     assert standing_still(folder) == []
     (folder.path / f"{LEAVING}13").touch()
     assert [stall.rank for stall in standing_still(folder)] == [0, 1]
+    folder.hush()
+    assert standing_still(folder) == []
+    (folder.path / FIRST).unlink()
     (folder.path / f"{STALLED}12").write_text("{half")
     assert standing_still(folder) == []
     folder.forget()
