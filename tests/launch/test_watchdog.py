@@ -50,7 +50,7 @@ def read_until(process, text: str) -> str:
 def test_a_hang_is_told_once_and_the_run_goes_on(launch):  # noqa: F811
     process = launch(HANG, "--cpu", "--num_processes", "2", "--watchdog", "2")
     try:
-        seen = read_until(process, "rank 1 stands at")
+        seen = read_until(process, "rank 0 waits in all_gather_")  # the start may take longer than the limit, too
         seen += read_until(process, "time.sleep(600)")
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
@@ -59,10 +59,8 @@ def test_a_hang_is_told_once_and_the_run_goes_on(launch):  # noqa: F811
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    lines = seen.splitlines()
-    told = lines.index("accelerate launch: no process has moved for 2 s; the run goes on, Ctrl-C ends it")
-    assert lines[told + 1].startswith("  rank 0 waits in all_gather_")
-    assert lines[told + 2] == "  rank 1 waits outside of collectives"
+    assert "accelerate launch: no process has moved for 2 s; the run goes on, Ctrl-C ends it\n  rank 0" in seen
+    assert "\n  rank 1 waits outside of collectives\n" in seen
     assert "accelerator.gather(torch.ones(1))" in seen
     assert "in wait_for_a_file" in seen
     assert "no process has moved" not in rest
