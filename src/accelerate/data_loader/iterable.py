@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
@@ -226,13 +227,22 @@ def is_complete(dataset: Any) -> bool:
     The state of a stream of the `datasets` library leaves out what is in its shuffle buffer, so these samples would be
     lost. Found by the names of its inner iterables, as no attribute tells it.
     """
+    return not any(type(inner).__name__.startswith("BufferShuffled") for inner in inner_iterables(dataset))
+
+
+def shuffle_states(dataset: Any) -> list[Any]:
+    """Return the states of the generators by which a stream of the `datasets` library is shuffled."""
+    generators = [getattr(inner, "generator", None) for inner in inner_iterables(dataset)]
+    return [each.bit_generator.state for each in generators if isinstance(each, np.random.Generator)]
+
+
+def inner_iterables(dataset: Any) -> Iterator[Any]:
+    """Yield what a stream of the `datasets` library is made of; nothing for other streams."""
     waiting = [getattr(dataset, "_ex_iterable", None)]
     while waiting:
         inner = waiting.pop()
-        if type(inner).__name__.startswith("BufferShuffled"):
-            return False
+        yield inner
         waiting += getattr(inner, "ex_iterables", None) or filter(None, [getattr(inner, "ex_iterable", None)])
-    return True
 
 
 def state_of(dataset: Any) -> Any:

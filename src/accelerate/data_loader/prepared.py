@@ -19,12 +19,13 @@ from accelerate.comm.collectives import Collectives
 from accelerate.config.enums import RNGType
 from accelerate.data_loader.adapter import DataLoaderAdapter
 from accelerate.data_loader.copies import copy_loader
+from accelerate.data_loader.draws import watched
 from accelerate.data_loader.edge import current_runtime
 from accelerate.data_loader.iterable import IterableDatasetShard, has_state, is_complete
 from accelerate.data_loader.iteration import DataLoaderStateMixin, Pass, length_of
 from accelerate.data_loader.marked import Marked
 from accelerate.data_loader.mover import Mover
-from accelerate.data_loader.order import Order, Seeds, order_of, with_own_generator
+from accelerate.data_loader.order import Order, Seeds, UnknownOrder, order_of, with_own_generator
 from accelerate.data_loader.pace import Pace
 from accelerate.data_loader.progress import Progress
 from accelerate.data_loader.rng import synchronize_rng_states
@@ -201,12 +202,15 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
         if shift:
             loader, later = beginning_at(loader, shift, self._pace(self.progress.workers))
             skip += later
+        resumes = shift or start > self._offset + self.skip_batches
+        seeds = self.progress.seeds
+        if resumes and seeds.shard.index == 0 and type(seeds.order) is not UnknownOrder:  # which draws as well
+            loader = watched(loader)
         self._reading = loader
         if not self._is_stream:
             return iter(skipping(loader, skip) if skip else loader)
         if stream is not None and not (fits(stream, per_step, self._together) and is_complete(loader.dataset)):
             stream = None
-        resumes = shift or start > self._offset + self.skip_batches
         if resumes and not (stream and has_state(self._whole_dataset)):
             warn_once(READS_AGAIN)
         if hasattr(loader, "load_state_dict"):

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from accelerate.base.messages import message, warn_once
+from accelerate.comm.collectives import Collectives
 from accelerate.config.enums import RNGType
 from accelerate.data_loader.copies import copy_with
-from accelerate.data_loader.iterable import IterableDatasetShard, SourceShard, num_sources
+from accelerate.data_loader.iterable import IterableDatasetShard, SourceShard, num_sources, shuffle_states
 from accelerate.data_loader.iteration import length_of
 from accelerate.data_loader.lockstep import Lockstep
 from accelerate.data_loader.marked import MarkingCollate
@@ -63,6 +65,7 @@ def shared_stream(dataloader: DataLoader, rules: Rules) -> tuple[dict[str, Any],
     """Return the attributes of the copied loader of a stream that differ, and what keeps the ranks together."""
     if rules.shard.count == 1:
         return {}, None
+    check_same_shuffle(dataloader.dataset, rules.runtime.collectives)
     stream = stream_share(dataloader, rules)
     changes: dict[str, Any] = {"dataset": stream, "collate_fn": MarkingCollate(dataloader.collate_fn)}
     share = None
@@ -168,6 +171,24 @@ def check_equal(what: str, lengths: tuple[int, ...]) -> None:
             "and process_index=0",
         )
     )
+
+
+def check_same_shuffle(dataset: Any, collectives: Collectives) -> None:
+    """Raise where ranks shuffle a stream of the `datasets` library by different seeds, and would read other samples.
+
+    Raises:
+        ValueError: they do.
+    """
+    states = shuffle_states(dataset)
+    if states and len({tuple(each) for each in gather_numbers(collectives, [crc32(repr(states).encode())])}) > 1:
+        raise ValueError(
+            message(
+                given="a stream that every rank shuffles in another order",
+                why="each rank reads its share of it, so some samples would be read twice, and others never",
+                allowed="stream.shuffle(seed=...) with the same seed on every rank, or dispatch_batches=True",
+                do="pass a seed to `shuffle`; set_epoch, which loaders call, changes the order by epoch",
+            )
+        )
 
 
 def seedable(sampler: Any, seed: int) -> Any:
