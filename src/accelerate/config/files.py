@@ -57,12 +57,18 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 def write_config(
     path: str | os.PathLike[str], content: Mapping[str, Any], render: Callable[[Mapping[str, Any]], str] | None = None
 ) -> Path:
-    """Write `content` to `path`, keys sorted; `render` is by default JSON for a `.json` file and YAML for any other."""
+    """Write `content` to `path`, all of it or nothing; `render` is by default what the name of the file says."""
     path = Path(path)
-    render = render or (to_json if path.suffix == ".json" else to_yaml)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(content), encoding="utf-8")
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(render(content) if render else rendered(path, content), encoding="utf-8")
+    beside.replace(path)
     return path
+
+
+def rendered(path: Path, content: Mapping[str, Any]) -> str:
+    """Return the text of a config file, keys sorted: JSON for a `.json` file, YAML for any other."""
+    return to_json(content) if path.suffix == ".json" else to_yaml(content)
 
 
 def to_json(content: Mapping[str, Any]) -> str:

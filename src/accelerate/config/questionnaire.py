@@ -53,10 +53,11 @@ def file_content(answers: Mapping[str, Any], *classes: type) -> dict[str, Any]:
 
 
 def on_terminal(declared: Option, suggestion: Any, offered: Sequence[str] | None) -> Any:
-    """Ask one question on the terminal, in the way that fits its kind; ctrl-c raises KeyboardInterrupt."""
+    """Ask one question on the terminal, what it is about in a line above it; ctrl-c raises KeyboardInterrupt."""
     import questionary
 
     question, kind = str(declared.ask), declared.kind
+    questionary.print(declared.help, style="fg:ansibrightblack")
     if isinstance(kind, Boolean):
         return questionary.confirm(question, default=bool(suggestion)).unsafe_ask()
     if isinstance(kind, Choice):

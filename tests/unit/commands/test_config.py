@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from accelerate.commands.config import cluster, get_config_parser
+from accelerate.commands.config import config as command
 from accelerate.commands.config.cluster import get_cluster_input
 from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig, load_config_from_file
 from accelerate.commands.config.default import write_basic_config
@@ -152,7 +153,33 @@ def test_the_questionnaire_writes_the_file(
     monkeypatch.setattr(cluster, "on_terminal", Person(distributed_type="NO", mixed_precision="bf16"))
     run("--config_file", str(home / "c.json"))
     assert json.loads((home / "c.json").read_text())["mixed_precision"] == "bf16"
-    assert capsys.readouterr().out == f"Wrote the configuration to {home / 'c.json'}\n"
+    out = capsys.readouterr().out
+    assert out.startswith(f"\n{home / 'c.json'}:\n\n{{")
+    assert out.endswith(f"Wrote the configuration to {home / 'c.json'}\n")
+
+
+@pytest.mark.parametrize(("answer", "precision"), [(False, "fp16"), (True, "bf16")])
+def test_a_file_that_says_something_else_is_replaced_if_a_person_agrees(
+    monkeypatch: pytest.MonkeyPatch, home: Path, capsys: pytest.CaptureFixture[str], answer: bool, precision: str
+) -> None:
+    path = home / "c.json"
+    path.write_text('{"distributed_type": "NO", "mixed_precision": "fp16"}')
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(cluster, "on_terminal", Person(distributed_type="NO", mixed_precision="bf16"))
+    monkeypatch.setattr(command, "overwrite", lambda there: answer)
+    run("--config_file", str(path))
+    assert json.loads(path.read_text())["mixed_precision"] == precision
+    assert ("Left" in capsys.readouterr().out) is not answer
+    assert [each.name for each in home.iterdir()] == ["c.json"]
+
+
+def test_a_machine_without_accelerators_is_not_asked_about_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    person = Person(distributed_type="NO")
+    get_cluster_input(person)
+    assert not {"cpu", "gpu_ids", "enable_cpu_affinity"} & set(person.asked)
+    on(monkeypatch, Hardware("cuda", 4))
+    get_cluster_input(person)
+    assert {"cpu", "gpu_ids", "enable_cpu_affinity"} <= set(person.asked)
 
 
 def test_config_files_are_of_two_kinds(home: Path) -> None:

@@ -10,6 +10,11 @@ from accelerate.config.enums import ComputeEnvironment, DistributedType
 from accelerate.config.option import Option
 from accelerate.config.questionnaire import Prompt, ask, file_content, on_terminal
 
+#: The kinds of run that every machine has.
+ON_CPU = (DistributedType.NO, DistributedType.MULTI_CPU)
+#: Questions, by `dest`, that only a machine with accelerators raises.
+ABOUT_ACCELERATORS = ("cpu", "gpu_ids", "enable_cpu_affinity")
+
 
 def get_cluster_input(prompt: Prompt | None = None) -> ClusterConfig:
     """Ask for the settings of a launch on one's own machines; the present config file gives the suggestions.
@@ -20,11 +25,18 @@ def get_cluster_input(prompt: Prompt | None = None) -> ClusterConfig:
     from accelerate.launchers.read import cluster_config, default_file
 
     known = cluster_config(default_file({}))
+    kinds = kinds_of_run()
+    offer: dict[str, list[str]] = {
+        "compute_environment": [ComputeEnvironment.LOCAL_MACHINE.value],
+        "distributed_type": kinds,
+    }
+    if len(kinds) == len(ON_CPU):  # no accelerator: nothing to choose among them
+        offer.update({dest: [] for dest in ABOUT_ACCELERATORS})
     answers = ask(
         ClusterConfig,
         *SECTIONS.values(),
         answers=known.values() if known is not None else {},
-        offer={"compute_environment": [ComputeEnvironment.LOCAL_MACHINE.value], "distributed_type": kinds_of_run()},
+        offer=offer,
         prompt=only_real_questions(prompt or on_terminal),
     )
     return ClusterConfig.from_dict(file_content(answers, ClusterConfig, *SECTIONS.values()), "the answers")
@@ -36,14 +48,15 @@ def kinds_of_run() -> list[str]:
     from accelerate.launchers.hardware import find_hardware
 
     hardware = find_hardware(current())
-    kinds = [DistributedType.NO, DistributedType.MULTI_CPU]
-    return [kind.value for kind in kinds] + ([] if hardware.is_cpu else [hardware.spec.label])
+    return [kind.value for kind in ON_CPU] + ([] if hardware.is_cpu else [hardware.spec.label])
 
 
 def only_real_questions(prompt: Prompt) -> Prompt:
-    """Return `prompt`, except that a question with one possible answer isn't asked."""
+    """Return `prompt`, except that a question with one possible answer, or none, isn't asked."""
 
     def ask_one(declared: Option, suggestion: Any, offered: Sequence[str] | None) -> Any:
-        return offered[0] if offered is not None and len(offered) == 1 else prompt(declared, suggestion, offered)
+        if offered is not None and len(offered) < 2:
+            return next(iter(offered), None)
+        return prompt(declared, suggestion, offered)
 
     return ask_one

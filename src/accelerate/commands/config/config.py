@@ -1,9 +1,10 @@
-"""`accelerate config`: asks, and writes the config file."""
+"""`accelerate config`: asks, shows the config file, and writes it."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from accelerate.commands.utils import CustomArgumentParser, run_command
@@ -35,13 +36,13 @@ def get_user_input() -> ClusterConfig:
 
 
 def config_command(args: argparse.Namespace) -> None:
-    """Ask, and write the answers to the config file.
+    """Ask, and write the answers to the config file; one that says something else is replaced if a person agrees.
 
     Raises:
         ValueError: there is no terminal to ask on.
     """
     from accelerate.base.messages import message
-    from accelerate.config.files import default_config_path, write_config
+    from accelerate.config.files import default_config_path, rendered, write_config
 
     if not sys.stdin.isatty():
         raise ValueError(
@@ -52,8 +53,21 @@ def config_command(args: argparse.Namespace) -> None:
                 do="run `accelerate config default`, or give `accelerate launch` the flags you need",
             )
         )
-    path = write_config(args.config_file or default_config_path(), get_user_input().to_dict())
-    print(f"Wrote the configuration to {path}")
+    path = Path(args.config_file or default_config_path())
+    content = get_user_input().to_dict()
+    text = rendered(path, content)
+    print(f"\n{path}:\n\n{text}")
+    if path.exists() and path.read_text(encoding="utf-8") != text and not overwrite(path):
+        print(f"Left {path} as it is")
+        return
+    print(f"Wrote the configuration to {write_config(path, content)}")
+
+
+def overwrite(path: Path) -> bool:
+    """Ask whether the file that is there may be replaced."""
+    import questionary
+
+    return bool(questionary.confirm(f"Replace {path}, which says something else?", default=False).unsafe_ask())
 
 
 def main() -> None:
