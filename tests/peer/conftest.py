@@ -58,7 +58,7 @@ def run() -> Callable[..., Facts]:
             for rank in range(processes)
         ]
         try:
-            return [facts_of(process) for process in started]
+            return [facts_of(process, release) for process in started]
         finally:
             for process in started:
                 process.kill()
@@ -78,7 +78,8 @@ def peer_has() -> Callable[[str], bool]:
 
 def environment(rank: int, processes: int, port: str) -> dict[str, str]:
     """Return what a launcher would tell a process."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+    # Not PYTHONPATH: it could lead 1.15.0 to this release.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "PYTHON"))}
     kept |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     if processes == 1:
         return kept
@@ -93,9 +94,10 @@ def environment(rank: int, processes: int, port: str) -> dict[str, str]:
     }
 
 
-def facts_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Wait for a process and return what it has computed."""
+def facts_of(process: subprocess.Popen[str], release: str) -> dict[str, Any]:
+    """Wait for a process and return what it has computed, which has to be by the release that is meant."""
     out, err = process.communicate(timeout=LIMIT)
+    assert ("RELEASE 1.15.0" in out.splitlines()) == (release == "1.15"), out + err
     lines = [line.removeprefix("FACTS ") for line in out.splitlines() if line.startswith("FACTS ")]
     assert process.returncode == 0, out + err
     return json.loads(lines[-1])

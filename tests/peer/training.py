@@ -154,6 +154,9 @@ def load_model(settings):
 
 
 def main(settings):
+    import accelerate
+
+    print(f"RELEASE {accelerate.__version__}", flush=True)
     if settings["action"] in ("save_model", "load_model"):
         facts = {"save_model": save_model, "load_model": load_model}[settings["action"]](settings)
     else:

@@ -98,6 +98,8 @@ class CheckpointControl(ResumeControl):
     ) -> None:
         """Write the weights of a prepared model for others to load. All processes have to call it.
 
+        What is offloaded is brought in as it is written, so that it never has to fit in memory.
+
         Args:
             save_directory: gets `model.safetensors`, or shards with `model.safetensors.index.json`; weights of the
                 same format that were there are removed.
@@ -105,21 +107,23 @@ class CheckpointControl(ResumeControl):
             safe_serialization: write safetensors; otherwise `pytorch_model.bin` with `torch.save`.
 
         Raises:
-            RuntimeError: the model has parameters without values (on the meta device).
+            RuntimeError: the model has tensors without values: on the meta device, and not offloaded.
         """
         folder = Path(save_directory)
         if folder.is_file():
             logger.error(f"save_model({str(folder)!r}): this is a file; the weights of a model go into a folder.")
             return
-        model_files.check_saveable(model)
         training = self._training()
-        state = training.strategy.state_dict(model)
+        state, offloaded = training.strategy.state_dict(model), training.strategy.offloaded(model)
+        model_files.check_saveable(state, offloaded)
         each_node = self.project_configuration.save_on_each_node
         writes = self.is_local_main_process if each_node else self.is_main_process
 
         def write() -> None:
             if writes:
-                model_files.write_model(state, folder, max_shard_size=max_shard_size, safe=safe_serialization)
+                model_files.write_model(
+                    state, folder, max_shard_size=max_shard_size, safe=safe_serialization, offloaded=offloaded
+                )
 
         agreement.together(training.runtime.collectives, write, f"saving a model to {folder}")
 

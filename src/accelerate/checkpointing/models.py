@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,31 +21,41 @@ from accelerate.base.messages import message
 from accelerate.checkpointing.durable import Sink, flush_folder, remove_folder
 from accelerate.checkpointing.folder import clear_leftovers, unfinished
 from accelerate.checkpointing.objects import groups_of_names, without_shared_tensors, write_object
-from accelerate.checkpointing.tensors import refuse_other_values, write_tensors
+from accelerate.checkpointing.tensors import refuse_other_values, spec_of, write_stream
 from accelerate.logging import get_logger
 
 logger = get_logger(__name__)
 
 
-def check_saveable(model: torch.nn.Module) -> None:
+#: What brings in the values of a tensor that is elsewhere, by name.
+Offloaded: TypeAlias = Mapping[str, Callable[[], torch.Tensor]]
+
+
+def check_saveable(state: Mapping[str, Any], offloaded: Offloaded) -> None:
     """Refuse a model whose values are not there.
 
+    Args:
+        state: tensors by name.
+        offloaded: those whose values are known to be elsewhere.
+
     Raises:
-        RuntimeError: parameters are on the meta device.
+        RuntimeError: others are on the meta device.
     """
-    absent = [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
+    absent = [name for name, value in state.items() if getattr(value, "is_meta", False) and name not in offloaded]
     if absent:
         raise RuntimeError(
             message(
-                given=f"a model with {len(absent)} parameters on the meta device, the first of them {absent[0]}",
-                why="parameters on the meta device have no values, so there is nothing to save",
-                allowed="models whose parameters are loaded",
+                given=f"a model with {len(absent)} tensors on the meta device, the first of them {absent[0]}",
+                why="tensors on the meta device have no values, so there is nothing to save",
+                allowed="models whose weights are loaded, or were offloaded when the model was dispatched",
                 do="load the weights first, with load_checkpoint_in_model for instance",
             )
         )
 
 
-def write_model(state: Mapping[str, Any], folder: Path, *, max_shard_size: int | str, safe: bool) -> None:
+def write_model(
+    state: Mapping[str, Any], folder: Path, *, max_shard_size: int | str, safe: bool, offloaded: Offloaded | None = None
+) -> None:
     """Write a model's state into `folder`, in place of an earlier one of the same format.
 
     All files are complete and on the disk before the first of them gets its name. An index goes last, and an earlier
@@ -56,6 +66,7 @@ def write_model(state: Mapping[str, Any], folder: Path, *, max_shard_size: int |
         folder: made if it isn't there.
         max_shard_size: bytes, or text such as "10GB"; a greater tensor is in a shard of its own.
         safe: write safetensors; otherwise with `torch.save`.
+        offloaded: brings in what has its values elsewhere: one tensor at a time for safetensors, else one file.
     """
     from huggingface_hub import split_torch_state_dict_into_shards  # only who saves a model pays for it
 
@@ -73,7 +84,7 @@ def write_model(state: Mapping[str, Any], folder: Path, *, max_shard_size: int |
     staged.mkdir()
     try:
         for name, keys in split.filename_to_tensors.items():
-            _write(staged / name, {key: state[key] for key in keys}, safe)
+            _write(staged / name, {key: state[key] for key in keys}, safe, offloaded or {})
         if split.is_sharded:
             _write_index(staged / index_name, split.metadata, split.tensor_to_filename)
         _exchange(staged, folder, pattern, index_name)
@@ -81,10 +92,17 @@ def write_model(state: Mapping[str, Any], folder: Path, *, max_shard_size: int |
         remove_folder(staged)
 
 
-def _write(path: Path, tensors: dict[str, Any], safe: bool) -> None:
+def _write(path: Path, tensors: dict[str, Any], safe: bool, offloaded: Offloaded) -> None:
+    def fetch(name: str) -> Any:
+        value = tensors[name]
+        return offloaded[name]().to(value.dtype) if getattr(value, "is_meta", False) else value
+
     sink = Sink(path)
     try:
-        (write_tensors if safe else write_object)(sink, tensors)
+        if safe:
+            write_stream(sink, {name: spec_of(tensor) for name, tensor in tensors.items()}, fetch)
+        else:
+            write_object(sink, {name: fetch(name) for name in tensors})
         sink.finish()
     finally:
         sink.close()

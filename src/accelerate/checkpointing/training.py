@@ -39,6 +39,8 @@ class Keeper(Protocol):
 
     def weights(self, model: Any) -> dict[str, Any]: ...
 
+    def offloaded(self, model: Any) -> dict[str, Callable[[], torch.Tensor]]: ...
+
 
 @dataclass(frozen=True)
 class Training:

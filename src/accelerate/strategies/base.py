@@ -195,6 +195,15 @@ class Strategy(ABC):
         """Return the state of `model` as a checkpoint takes it: whole, or where that would be costly by shard."""
         return self.state_dict(model)
 
+    def offloaded(self, model: torch.nn.Module) -> dict[str, Callable[[], torch.Tensor]]:
+        """Return what brings in each weight of a model that is offloaded, by its name in the bare model."""
+        bare = extract_model_from_parallel(model, keep_torch_compile=False)
+        if not any(hasattr(module, "_hf_hook") for module in bare.modules()):
+            return {}
+        from accelerate.big_modeling.state_dicts import offloaded_weights  # only who offloads pays for it
+
+        return dict(offloaded_weights(bare))
+
     def load_state_dict(self, model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> Any:
         """Load what :meth:`state_dict` returned; `kwargs` are those of `torch.nn.Module.load_state_dict`."""
         return extract_model_from_parallel(model, keep_torch_compile=False).load_state_dict(state, **kwargs)

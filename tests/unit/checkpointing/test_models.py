@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import weakref
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from accelerate import Accelerator
+from accelerate import Accelerator, cpu_offload, disk_offload
 
 
 def layers(count, tied=False):
@@ -74,13 +76,13 @@ def test_a_failed_save_leaves_the_model_that_was_there(tmp_path, monkeypatch):
     accelerator.save_model(model, tmp_path, max_shard_size="20KB")
     written = []
 
-    def fail(sink, tensors):
+    def fail(sink, *others):
         written.append(sink.path.name)
         if len(written) == 3:
             raise OSError("no space left on device")
         sink.write(b"half")
 
-    monkeypatch.setattr(models, "write_tensors", fail)
+    monkeypatch.setattr(models, "write_stream", fail)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(OSError, match="no space left"):
         accelerator.save_model(layers(4), tmp_path, max_shard_size="20KB")
@@ -98,6 +100,48 @@ def test_prepared_models_are_saved_under_the_names_of_bare_ones(tmp_path):
     accelerator = Accelerator(cpu=True, mixed_precision="bf16", dynamo_backend="eager")
     accelerator.save_model(accelerator.prepare(layers(1)), tmp_path)
     assert sorted(load_file(tmp_path / "model.safetensors")) == ["0.bias", "0.weight"]
+
+
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_an_offloaded_model_is_brought_in_as_it_is_written(tmp_path, where, safe):
+    model = layers(4)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    if where == "cpu":
+        cpu_offload(model, torch.device("cpu"))
+    else:
+        disk_offload(model, tmp_path / "offload", torch.device("cpu"))
+    assert all(value.is_meta for value in model.state_dict().values())
+    Accelerator(cpu=True).save_model(model, tmp_path / "m", max_shard_size="20KB", safe_serialization=safe)
+    files = [path for path in (tmp_path / "m").iterdir() if path.suffix in (".safetensors", ".bin")]
+    assert len(files) == 4
+    found = {}
+    for path in files:
+        found |= load_file(path) if safe else torch.load(path)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_an_offloaded_model_is_never_in_memory_as_a_whole(tmp_path):
+    model, alive = layers(4), []
+    cpu_offload(model, torch.device("cpu"))
+    accelerator = Accelerator(cpu=True)
+    offloaded = accelerator._strategy.offloaded(model)
+
+    def watched(fetch):
+        def bring_in():
+            alive[:] = [each for each in alive if each() is not None]
+            tensor = fetch().clone()
+            alive.append(weakref.ref(tensor))
+            assert len(alive) <= 2, "one is being written, and one has just come"
+            return tensor
+
+        return bring_in
+
+    with patch.object(type(accelerator._strategy), "offloaded") as fetches:
+        fetches.return_value = {name: watched(fetch) for name, fetch in offloaded.items()}
+        accelerator.save_model(model, tmp_path / "m")
+    assert len(load_file(tmp_path / "m" / "model.safetensors")) == 8
 
 
 def test_a_model_without_values_is_refused(tmp_path):
