@@ -42,6 +42,9 @@ COMMANDS: dict[str, Command] = {
         "accelerate.commands.merge:merge_command_parser", "merge the shards of a saved model into one file of weights"
     ),
     "test": Command("accelerate.commands.test:test_command_parser", "check that the configuration trains correctly"),
+    "to-fsdp2": Command(
+        "accelerate.commands.to_fsdp2:to_fsdp2_command_parser", "turn a config file of FSDP 1 into one of FSDP 2"
+    ),
 }
 
 
