@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from accelerate.config.enums import DistributedType
 from accelerate.config.kinds import Text
 from accelerate.config.option import option
 
@@ -19,5 +20,6 @@ class MpirunSettings:
         yaml="mpirun_config.mpirun_hostfile",
         group="MPI Arguments",
         help="Start the processes with mpirun, on the machines that this file lists.",
-        ask="Which file lists the machines for mpirun?",
+        ask="Which file lists the machines for mpirun? (Empty: no mpirun.)",
+        when=lambda answers: answers.get("distributed_type") == DistributedType.MULTI_CPU,
     )
