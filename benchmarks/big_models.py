@@ -133,5 +133,5 @@ SUITE = Suite(
     title="Models larger than the device",
     rows={row: line for row, (line, _, _) in CASES.items()} | {"estimate": ESTIMATE},
     measure=measure,
-    rounds=3,
+    rounds=2,
 )
