@@ -94,6 +94,8 @@ class Buffer:
         self.staged = self.message
         if self.device.type != "cpu":
             self.staged = torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        self._words = self.staged[:HEADER].view(torch.int64).numpy()
+        self._beginning = self.message
 
     @property
     def size(self) -> int:
@@ -104,7 +106,24 @@ class Buffer:
         """Return the first `size` bytes as they were staged, on the device."""
         if self.staged is not self.message:
             self.message[:size].copy_(self.staged[:size])
-        return self.message[:size]
+        return self.beginning(size)
+
+    def beginning(self, size: int) -> torch.Tensor:
+        """Return the first `size` bytes, on the device; the same tensor as long as the size is the same."""
+        if self._beginning.numel() != size:
+            self._beginning = self.message[:size]
+        return self._beginning
+
+    def write_header(self, kind: int, described: int, size: int) -> None:
+        """Write the header into what is staged."""
+        words = self._words
+        words[0], words[1], words[2] = kind, described, size
+
+    def header(self) -> list[int]:
+        """Return the kind of the message that has arrived, the length of its description, and its size."""
+        if self.staged is self.message:
+            return self._words[:3].tolist()
+        return self.message[:24].view(torch.int64).tolist()
 
 
 class Courier:
@@ -171,12 +190,12 @@ class Courier:
         size = start + (self._layout.size if tensors else 0)
         length, self.length = self.length, max(aligned(size), HEADER)
         if size > length:
-            self._write_header(kind, len(described), size)
+            self.buffer.write_header(kind, len(described), size)
             self.collectives.broadcast(self.buffer.loaded(length))
             length = size
         if size > self.buffer.size:
             self.buffer.reserve(aligned(size))
-        self._write_header(kind, len(described), size)
+        self.buffer.write_header(kind, len(described), size)
         if described:
             self.buffer.staged[HEADER : HEADER + len(described)] = torch.frombuffer(
                 bytearray(described), dtype=torch.uint8
@@ -185,17 +204,14 @@ class Courier:
             torch._foreach_copy_(self._layout.places_in(self.buffer.staged, start), tensors)
         self.collectives.broadcast(self.buffer.loaded(length))
 
-    def _write_header(self, *words: int) -> None:
-        self.buffer.staged[: 8 * len(words)].view(torch.int64).copy_(torch.tensor(words))
-
     def _receive(self) -> tuple[int, bytes, int]:
         """Return the kind of the next message, its description, and where its data begins."""
-        self.collectives.broadcast(self.buffer.message[: self.length])
-        kind, described, size = self.buffer.message[:24].view(torch.int64).tolist()
+        self.collectives.broadcast(self.buffer.beginning(self.length))
+        kind, described, size = self.buffer.header()
         if size > self.length:
             if size > self.buffer.size:
                 self.buffer.reserve(aligned(size))
-            self.collectives.broadcast(self.buffer.message[:size])
+            self.collectives.broadcast(self.buffer.beginning(size))
         self.length = max(aligned(size), HEADER)
         data = self.buffer.message[HEADER : HEADER + described].cpu().numpy().tobytes() if described else b""
         return kind, data, HEADER + aligned(described)

@@ -17,8 +17,10 @@ from accelerate.comm.containers import container_of, is_namedtuple
 
 def num_rows(batch: Any) -> int | None:
     """Return the number of samples in a batch: the size of its first tensor, else of its first list; None without."""
-    sizes = [len(leaf) for leaf in _find(batch, _is_sized_tensor)] or [len(leaf) for leaf in _find(batch, _is_list)]
-    return sizes[0] if sizes else None
+    found = _first(batch, _is_sized_tensor)
+    if found is None:
+        found = _first(batch, _is_list)
+    return None if found is None else len(found)
 
 
 def take_rows(batch: Any, rows: slice, size: int) -> Any:
@@ -50,6 +52,15 @@ def _joined(columns: Sequence[Any]) -> Any | None:
 
 def _columns(data: Any, size: int) -> list[Any]:
     return _find(data, lambda value: _is_column(value, size))
+
+
+def _first(data: Any, wanted: Any) -> Any | None:
+    """Return the first of what :func:`_find` returns; None where that is nothing."""
+    if wanted(data):
+        return data
+    kind = container_of(data)
+    found = () if kind is None else (_first(value, wanted) for value in kind.values(data))
+    return next((each for each in found if each is not None), None)
 
 
 def _find(data: Any, wanted: Any) -> list[Any]:
