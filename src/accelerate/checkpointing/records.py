@@ -256,7 +256,7 @@ class ModelRecord(Record):
         name = self.file(source)
         if name is None:
             return [f"{self.names[0]} is missing"]
-        if source.has_file(name) and not name.endswith(".safetensors") and (problems := unreadable(source, name)):
+        if problems := self._unreadable(source, name):
             return problems
         saved = self._shapes(source, name)
         groups = groups_of_names(_tensors(self.weights))
@@ -271,7 +271,19 @@ class ModelRecord(Record):
 
     def can_restore(self, source: Source) -> bool:
         name = self.file(source)
-        return name is not None and (name.endswith(".safetensors") or not unreadable(source, name))
+        return name is not None and not self._unreadable(source, name)
+
+    def _unreadable(self, source: Source, name: str) -> list[str]:
+        """Return why the file can't be read, a line or none; a folder of shards is looked at elsewhere."""
+        if not source.has_file(name):
+            return []
+        if not name.endswith(".safetensors"):
+            return unreadable(source, name)
+        try:
+            read_specs(source.folder / name)
+        except ValueError:
+            return [f"{name} can't be read: it is no whole safetensors file"]
+        return []
 
     def _shapes(self, source: Source, name: str) -> dict[str, tuple[int, ...] | None]:
         if not source.has_file(name):

@@ -38,6 +38,9 @@ DTYPES = {
 }
 
 
+HEADER_LIMIT = 100_000_000  #: bytes that a header may have, as the library has it
+
+
 class Spec(NamedTuple):
     """What a tensor is without its values."""
 
@@ -127,9 +130,16 @@ def _what(value: Any) -> str:
 
 
 def read_specs(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors in a safetensors file, from its header alone."""
+    """Return the shapes of the tensors in a safetensors file, from its header alone.
+
+    Raises:
+        ValueError: it is no such file.
+    """
     with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size)) if size <= HEADER_LIMIT else None
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} doesn't begin like a safetensors file")
     return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
 
 
