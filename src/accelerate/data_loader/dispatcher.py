@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from accelerate.data_loader.adapter import DataLoaderAdapter
+from accelerate.data_loader.copies import copy_loader
 from accelerate.data_loader.courier import Courier
 from accelerate.data_loader.edge import current_runtime
+from accelerate.data_loader.iterable import has_state
 from accelerate.data_loader.iteration import Pass
 from accelerate.data_loader.marked import Marked
 from accelerate.data_loader.mover import mover_to
-from accelerate.data_loader.order import Order
+from accelerate.data_loader.order import Order, UnknownOrder
 from accelerate.data_loader.parts import Parts, Step
 from accelerate.data_loader.prepared import PreparedLoader
 from accelerate.data_loader.progress import Progress
 from accelerate.data_loader.rows import num_rows
 from accelerate.data_loader.shares import DataShard
+from accelerate.data_loader.tails import read_by
 from accelerate.state.runtime import Runtime
 
 
@@ -98,7 +102,7 @@ class DataLoaderDispatcher(PreparedLoader):
 
     def _lead(self, start: int, stream: list[dict[str, Any]] | None) -> Iterator[Step]:
         """Read, send, and yield steps whose first part is this rank's."""
-        courier, parts = self._courier(), self._parts()
+        courier, parts = self._courier(), self._parts(begins_later=bool(start or self.progress.shift))
         try:
             for step in parts.steps(self._read(start, stream, self._batches_per_step)):
                 courier.send(step)
@@ -107,6 +111,22 @@ class DataLoaderDispatcher(PreparedLoader):
             courier.fail(error)
             raise
         courier.close()
+
+    def _read_first(self) -> list[Any]:
+        """Read the first round of the epoch, which a pass that begins later has not seen; nothing if that is not known.
+
+        An order that nobody can draw again is not known, nor is the start of a stream that was set to another place.
+        """
+        progress, loader = self.progress, self.base_dataloader
+        if type(progress.seeds.order) is UnknownOrder:
+            return []
+        if progress.workers is not None:
+            loader = read_by(loader, progress.workers, exactly=False)
+        if self._is_stream and not loader.num_workers and has_state(self._whole_dataset):
+            return []
+        self._tell_epoch()
+        with progress.seeds.again():
+            return list(islice(copy_loader(loader), self._batches_per_step))
 
     def _follow(self) -> Iterator[Step]:
         """Yield the steps that rank 0 sends, with this rank's part alone."""
@@ -124,8 +144,9 @@ class DataLoaderDispatcher(PreparedLoader):
         numbers = [rank * count // world_size for rank in range(1, world_size)]
         return Courier(self._runtime.collectives, self._shard.index, sorted(set(numbers)))
 
-    def _parts(self) -> Parts:
-        return Parts(self._shard.count, self._read_size, self.split_batches, self._drop_last, self.slice_fn)
+    def _parts(self, begins_later: bool = False) -> Parts:
+        read_first = self._read_first if begins_later else None
+        return Parts(self._shard.count, self._read_size, self.split_batches, self._drop_last, self.slice_fn, read_first)
 
     @property
     def _read_size(self) -> int | None:

@@ -218,6 +218,20 @@ class Seeds:
             "generators": [generator.get_state() for generator in self._generators()],
         }
 
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Let the present pass be begun a second time inside, and leave everything as it was."""
+        generator = self.order.generator
+        before = None if generator is None else generator.get_state()
+        self.order.resume(self.order.state())
+        self._use(self.workers_seed)
+        try:
+            with seeded(self.workers_seed):
+                yield
+        finally:
+            if generator is not None and before is not None:
+                generator.set_state(before)
+
     def _generators(self) -> list[torch.Generator]:
         """Return the generators of the user, which continue from epoch to epoch."""
         shared = self.order.generator if isinstance(self.order, SharedOrder) else None

@@ -35,6 +35,7 @@ class Parts:
         split: cut each batch into slices, instead of dealing batches in turn.
         drop_last: leave out an incomplete last round.
         slice_fn: `slice_fn(data, slice, process_index=, num_processes=)` cuts a rank's part out of a whole round.
+        read_first: reads the first round of the epoch for a pass that begins later; None: where nobody can.
     """
 
     def __init__(
@@ -44,13 +45,22 @@ class Parts:
         split: bool = False,
         drop_last: bool = False,
         slice_fn: Callable[..., Any] | None = None,
+        read_first: Callable[[], list[Any]] | None = None,
     ) -> None:
         self.ranks = ranks
         self.batch_size = batch_size
         self.split = split
         self.drop_last = drop_last
         self.slice_fn = slice_fn
+        self.read_first = read_first
         self._first: list[Any] = []
+
+    @property
+    def first(self) -> list[Any]:
+        """The batches of the first round, to repeat."""
+        if self.read_first is not None:
+            self._first, self.read_first = self.read_first() or self._first, None
+        return self._first
 
     def steps(self, batches: Iterable[Any]) -> Iterator[Step]:
         """Yield the steps of a pass."""
@@ -79,7 +89,7 @@ class Parts:
         if self.split or self.slice_fn is not None:
             raise ValueError(_no_rows(batches))
         real = len(batches)
-        parts = [*batches, *islice(cycle(self._first), self.ranks - real)]
+        parts = [*batches, *islice(cycle(self.first), self.ranks - real)]
         counts = (None,) * real + (0,) * (self.ranks - real)
         return Step(parts, Tail(counts, rows), rows)
 
@@ -101,7 +111,7 @@ class Parts:
 
     def completed(self, whole: Any, rows: int, missing: int) -> Any:
         """Return a round with `missing` more rows, of the first round or, where those do not fit, of itself."""
-        first = join_rows(self._first)
+        first = join_rows(self.first)
         for source in (whole if first is None else first, whole):
             size = num_rows(source) or rows
             pieces = [take_rows(source, slice(0, min(size, missing - done)), size) for done in range(0, missing, size)]

@@ -247,21 +247,35 @@ def test_its_length_is_what_it_yields(on_ranks, size, options, length):
         len(on_ranks(1, lambda runtime: dispatching(runtime, DataLoader(Count(3))))[0])
 
 
-@pytest.mark.filterwarnings("ignore:Resuming inside an epoch of a stream")
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_saved_place_is_found_again(on_ranks, stream):
-    def work(runtime):
-        def make():
-            data = Count(20) if stream else range(20)
-            return dispatching(runtime, DataLoader(data, batch_size=2, shuffle=None if stream else True))
+SHUFFLED = {
+    "stream": (lambda: DataLoader(Count(23), batch_size=2), {}),
+    "shuffled": (lambda: DataLoader(range(23), batch_size=2, shuffle=True), {}),
+    "own generator": (
+        lambda: DataLoader(range(23), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3)),
+        {},
+    ),
+    "seedable": (lambda: DataLoader(range(23), batch_size=2, shuffle=True), {"use_seedable_sampler": True}),
+    "split": (lambda: DataLoader(range(23), batch_size=4, shuffle=True), {"split_batches": True}),
+    "whole items": (lambda: DataLoader(torch.arange(23), batch_size=None, shuffle=True), {}),
+}
 
-        one, other = make(), make()
+
+@pytest.mark.filterwarnings("ignore:Resuming inside an epoch of a stream")
+@pytest.mark.parametrize("name", SHUFFLED)
+def test_a_saved_place_is_found_again_with_what_is_repeated_at_the_end(on_ranks, name):
+    make_loader, options = SHUFFLED[name]
+
+    def work(runtime):
+        one, other = (dispatching(runtime, make_loader(), **options) for _ in range(2))
+        lists(one)
         batches = iter(one)
         next(batches), next(batches)
         other.load_state_dict(one.state_dict())
-        return [batch.tolist() for batch in batches] == lists(other), one.iteration == other.iteration
+        expected, found = [batch.tolist() for batch in batches], lists(other)
+        later = None if name in ("shuffled", "split", "whole items") else (lists(one), lists(other))
+        return expected == found, one.iteration == other.iteration, later is None or later[0] == later[1]
 
-    assert on_ranks(2, work) == [(True, True)] * 2
+    assert on_ranks(2, work) == [(True, True, True)] * 2
 
 
 def test_ranks_that_share_a_model_get_the_same_part(on_ranks):
