@@ -6,7 +6,7 @@ about it costs no comparison of names. What can't be split is one node, whatever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
@@ -71,10 +71,11 @@ class Tree:
 
     def _visit(self, module: torch.nn.Module, name: str, parent: Node | None) -> Node:
         """Add a module, and what is in it if it can be split; the model itself always can."""
-        node = self._add(name, type(module).__name__, parent)
-        modules = module._modules
+        node = Node(name, type(module).__name__, parent, len(self.nodes))
+        self.nodes.append(node)
+        modules = {key: each for key, each in module._modules.items() if each is not None} if module._modules else {}
         prefix = name + "." if name else ""
-        if parent is not None and (not modules or node.kind in self._whole or _only_none(modules)):
+        if parent is not None and (not modules or node.kind in self._whole):
             self._take_all(module, prefix, node)
             return node
         node.whole = False
@@ -83,8 +84,7 @@ class Tree:
             if parameter is not None:
                 children.append(self._add_tensor(prefix + key, parameter, node))
         for key, child in modules.items():
-            if child is not None:
-                children.append(self._visit(child, prefix + key, node))
+            children.append(self._visit(child, prefix + key, node))
         for key, buffer in module._buffers.items():  # last, since they are mostly added to what comes out
             if buffer is not None:
                 children.append(part := self._add_tensor(prefix + key, buffer, node))
@@ -95,14 +95,10 @@ class Tree:
         node.end = len(self.nodes)
         return node
 
-    def _add(self, name: str, kind: str, parent: Node | None) -> Node:
-        node = Node(name, kind, parent, len(self.nodes))
-        self.nodes.append(node)
-        return node
-
     def _add_tensor(self, name: str, tensor: torch.Tensor, owner: Node) -> Node:
         """Add a tensor that can be placed by itself."""
-        node = self._add(name, "", owner)
+        node = Node(name, "", owner, len(self.nodes))
+        self.nodes.append(node)
         node.size = self._count(name, tensor, node)
         return node
 
@@ -128,7 +124,3 @@ class Tree:
         if first is not place:
             self._tied.setdefault(id(tensor), [first]).append(place)
         return 0
-
-
-def _only_none(modules: Mapping[str, torch.nn.Module | None]) -> bool:
-    return all(each is None for each in modules.values())
