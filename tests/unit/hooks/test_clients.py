@@ -43,6 +43,24 @@ def test_a_hook_is_rebuilt_from_its_attributes(hook: object) -> None:
     assert [getattr(twin, name) for name in parameters] == [getattr(hook, name) for name in parameters]
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in accelerate.hooks.__all__ if name.endswith("Hook") or name == "CpuOffload"]
+)
+def test_every_class_keeps_its_arguments_under_their_names(name: str) -> None:
+    cls = getattr(accelerate.hooks, name)
+    given: dict[str, object] = {
+        parameter: object() for parameter in inspect.signature(cls.__init__).parameters if parameter != "self"
+    }
+    if name == "SequentialHook":
+        assert cls(*given.values()).__dict__ == {"hooks": tuple(given.values())}
+    elif name == "ModelHook":
+        assert cls().__dict__ == {}
+    else:
+        given |= {"execution_device": "cpu"} if "execution_device" in given else {}
+        hook = cls(**given)
+        assert {parameter: hook.__dict__.get(parameter) for parameter in given} == given
+
+
 def test_a_rebuilt_hook_serves_the_module_that_replaces_another() -> None:
     model = Model().eval()
     expected = model(TOKENS)
