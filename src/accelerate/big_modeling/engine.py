@@ -183,7 +183,9 @@ class Bringer:
         local = self._local.__dict__
         if "end" in local:
             self.copies.finish(local.pop("end"))
-        buffer = local.setdefault("buffer", Buffer(pinned=True))
+        if "buffer" not in local:
+            local["buffer"] = Buffer(pinned=True)
+        buffer: Buffer = local["buffer"]
         sources = [self.weights.span(name) or self.weights.on_host(name) for name in names]
         staged = buffer.several([(source.shape, source.dtype) for source in sources])
         for source, target in zip(sources, staged, strict=True):

@@ -34,8 +34,10 @@ def read_all(jobs: Iterable[Job]) -> None:
     def read(job: Job) -> None:
         file, name, target = job
         pinned = target.device.type == "cuda"
-        buffers = local.__dict__.setdefault("buffers", {})
-        file.read_into(name, target, buffers.setdefault(pinned, Buffer(pinned)))
+        buffers: dict[bool, Buffer] = local.__dict__.setdefault("buffers", {})
+        if pinned not in buffers:
+            buffers[pinned] = Buffer(pinned)
+        file.read_into(name, target, buffers[pinned])
 
     with Progress(jobs) as progress, ThreadPoolExecutor(readers, thread_name_prefix="accelerate-read") as pool:
         for job, _ in zip(jobs, pool.map(read, jobs), strict=True):

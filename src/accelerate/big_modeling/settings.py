@@ -22,7 +22,8 @@ class OffloadSettings:
         cache_size: bytes that weights which are not in use may take on the device: those that are read ahead, and those
             that are kept for the next forward. Text such as "2GiB" will do. By default ACCELERATE_OFFLOAD_CACHE, else
             as much as the largest part takes.
-        readers: how many parts are read at a time.
+        readers: how many parts are read at a time. For an accelerator each reader keeps a page-locked buffer in the
+            memory of the host, as large as the largest part that it has read.
     """
 
     prefetch: bool | None = None

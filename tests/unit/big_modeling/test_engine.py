@@ -21,7 +21,7 @@ from accelerate.big_modeling.read_ahead import ReadAhead, bring_in
 from accelerate.big_modeling.spans import Buffer, Span
 from accelerate.big_modeling.store import offload_state_dict
 from accelerate.big_modeling.streams import Plain, Side, copies_to
-from tests.unit.big_modeling.checkpoints import TOKENS, Net, save, trained
+from tests.unit.big_modeling.checkpoints import PARTS, TOKENS, Net, save, trained
 
 CPU = torch.device("cpu")
 
@@ -239,6 +239,30 @@ def test_a_staging_buffer_is_filled_again_when_its_copies_have_ended(
     bringer(("b",))
     assert recorded.calls[0] == ("synchronize", end)
     assert recorded.calls[1][0] == "enter"
+
+
+def test_a_model_runs_over_streams_with_a_buffer_per_reader(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    buffers: list[Buffer] = []
+
+    def unlocked(pinned: bool) -> Buffer:
+        assert pinned
+        buffers.append(Buffer())
+        return buffers[-1]
+
+    monkeypatch.setattr(engine, "Buffer", unlocked)
+    monkeypatch.setattr(engine, "copies_to", lambda device: Side(CPU, recorded))
+    net = half_on_disk(tmp_path, OffloadSettings(cache_size="1KB", readers=2))
+    expected = trained().to(torch.bfloat16)(TOKENS)
+    for _ in range(4):
+        assert torch.equal(net(TOKENS), expected)
+    waits = [call for call in recorded.calls if call[0] == "wait"]
+    assert len(waits) == 4 * len(PARTS)
+    assert {call[1] for call in waits} == {recorded.current}, "what computes waits, on the device"
+    assert 1 <= len(buffers) <= 2
+    largest = max(sum(each.nbytes for each in part.state_dict().values()) for part in trained().children())
+    assert all(buffer._bytes.numel() <= largest + 64 * 5 for buffer in buffers)
 
 
 def test_devices_with_and_without_streams(monkeypatch: pytest.MonkeyPatch, recorded: Recorded) -> None:
