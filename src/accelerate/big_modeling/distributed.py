@@ -64,14 +64,40 @@ def load_distributed(
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    tensors: dict[str, Any] = {}
-    if not broadcast_from_rank0 or torch.distributed.get_rank() == 0:
-        files = open_all(checkpoint)
-        compare(model, files).check(type(model).__name__, os.fspath(checkpoint), strict)
-        tensors = {name: file.view(name) for file in files for name in file.names()}
+    read = _read_by_first if broadcast_from_rank0 else _read
+    tensors = read(model, checkpoint, strict)
     options = StateDictOptions(
         full_state_dict=full_state_dict or broadcast_from_rank0,
         broadcast_from_rank0=broadcast_from_rank0,
         strict=strict,
     )
     set_model_state_dict(model, tensors, options=options)
+
+
+def _read(model: torch.nn.Module, checkpoint: str | os.PathLike[str], strict: bool) -> dict[str, Any]:
+    """Return the tensors of a checkpoint that suits a model."""
+    files = open_all(checkpoint)
+    compare(model, files).check(type(model).__name__, os.fspath(checkpoint), strict)
+    return {name: file.view(name) for file in files for name in file.names()}
+
+
+def _read_by_first(model: torch.nn.Module, checkpoint: str | os.PathLike[str], strict: bool) -> dict[str, Any]:
+    """Return what `_read` does on rank 0, and nothing on the others; what it refuses, all refuse.
+
+    Raises:
+        ValueError: rank 0 refuses the checkpoint.
+    """
+    tensors: dict[str, Any] = {}
+    refusal: Exception | None = None
+    if torch.distributed.get_rank() == 0:
+        try:
+            tensors = _read(model, checkpoint, strict)
+        except (ValueError, OSError) as error:
+            refusal = error
+    said = [None if refusal is None else str(refusal)]
+    torch.distributed.broadcast_object_list(said, src=0)
+    if refusal is not None:
+        raise refusal
+    if said[0] is not None:
+        raise ValueError(said[0])
+    return tensors
