@@ -16,7 +16,7 @@ RUNS = {
     "one process": {},
     "with torch.save": {"safe": False},
     "bf16": {"precision": "bf16"},
-    "fp16 with a scaler": {"precision": "fp16"},
+    "a scaler": {"scaler": True},
     "automatic naming": {"automatic": True},
     "tied weights, groups of parameters": {"tied": True, "groups": True},
     "two processes": {"processes": 2},
@@ -57,7 +57,7 @@ def test_models_are_read_by_the_other_release(run, tmp_path, writer, reader, sha
 def test_both_releases_write_files_of_the_same_names(run, tmp_path, safe):
     names = {}
     for release in ("1.15", "here"):
-        run(release, "save", tmp_path / release, safe=safe, precision="fp16")
+        run(release, "save", tmp_path / release, safe=safe, scaler=True)
         names[release] = {path.name for path in (tmp_path / release / "saved").iterdir()}
     assert names["here"] - names["1.15"] == {"manifest.json", "data_loaders.bin"}
     assert names["1.15"] <= names["here"]

@@ -45,6 +45,9 @@ class Run:
             project_config=project,
             dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=stateful),
         )
+        if settings.get("scaler"):  # 1.15 makes one for accelerators only
+            scale = 2.0**9 if settings["action"] == "save" else 2.0**16
+            self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         set_seed(5 if settings["action"] == "save" else 1234, device_specific=True)
         models = [
             torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)) for _ in range(2)
