@@ -126,6 +126,10 @@ class Indices(ABC):
         rounds = self.take(begin * deal.round_size, stop * deal.round_size).view(-1, deal.ranks, deal.share)
         return rounds[:, deal.rank].tolist()
 
+    def first(self, count: int) -> list[Any]:
+        """Return the first `count` indices of the epoch, or all of them if there are fewer."""
+        return self.take(0, min(count, self.size)).tolist()
+
     def finish(self) -> None:  # noqa: B027  # and nothing to end
         """Do what the sampler does when it is exhausted."""
 
@@ -139,6 +143,32 @@ class InSequence(Indices):
     def batches(self, begin: int, stop: int, deal: Deal) -> list[Batch]:
         size, share, first = deal.round_size, deal.share, deal.rank * deal.share
         return [list(range(each * size + first, each * size + first + share)) for each in range(begin, stop)]
+
+
+class Later(Indices):
+    """An order without its first indices.
+
+    Args:
+        whole: the order of the epoch.
+        skip: how many indices to leave out.
+    """
+
+    def __init__(self, whole: Indices, skip: int) -> None:
+        super().__init__(max(whole.size - skip, 0))
+        self.whole = whole
+        self.skip = skip
+
+    def draw(self) -> None:
+        self.whole.draw()
+
+    def take(self, start: int, stop: int) -> torch.Tensor:
+        return self.whole.take(self.skip + start, self.skip + stop)
+
+    def first(self, count: int) -> list[Any]:
+        return self.whole.first(count)
+
+    def finish(self) -> None:
+        self.whole.finish()
 
 
 class Permuted(Indices):
@@ -181,7 +211,7 @@ def deal_out(indices: Indices, deal: Deal, start: int = 0) -> Dealt:
         yield from indices.batches(begin, min(begin + at_once, rounds), deal)
     if left and start <= rounds and not deal.drop_last:
         over = indices.take(rounds * deal.round_size, indices.size).tolist()
-        batch = deal.last_batch(over, indices.take(0, min(deal.round_size, indices.size)).tolist())
+        batch = deal.last_batch(over, indices.first(deal.round_size))
         if batch:
             yield batch
     indices.finish()

@@ -114,7 +114,7 @@ class IterableDatasetShard(IterableDataset):
         self._begin(state, deal)
         samples = iter(self.dataset)
         one_round = list(islice(samples, deal.round_size))
-        first = one_round if state is None else []
+        first = [*getattr(self.dataset, "kept_beginning", ()), *one_round] if state is None else []
         start = deal.rank * deal.share
         while len(one_round) == deal.round_size:
             yield from self._given_out(one_round[start : start + deal.share])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
 from accelerate.data_loader.copies import copy_with
-from accelerate.data_loader.dealing import Indices, InSequence, Permuted
+from accelerate.data_loader.dealing import Indices, InSequence, Later, Permuted
 
 
 class OwnGenerator(torch.Generator):
@@ -45,6 +46,25 @@ class SeedableRandomSampler(RandomSampler):
         self.epoch = epoch
 
 
+class SamplerTail(Sampler[Any]):
+    """Yields what a sampler yields, without its first indices.
+
+    Args:
+        sampler: yields single indices.
+        skip: how many to leave out.
+    """
+
+    def __init__(self, sampler: Any, skip: int) -> None:
+        self.sampler = sampler
+        self.skip = skip
+
+    def __len__(self) -> int:
+        return max(len(self.sampler) - self.skip, 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.sampler, self.skip, None)
+
+
 class SeededIndices(Permuted):
     """The permutation of the current epoch of a :class:`SeedableRandomSampler`."""
 
@@ -71,6 +91,9 @@ def indices_of(sampler: Any) -> Indices | None:
     """
     if type(sampler) is SequentialSampler:
         return InSequence(len(sampler))
+    if type(sampler) is SamplerTail:
+        whole = indices_of(sampler.sampler)
+        return None if whole is None else Later(whole, sampler.skip)
     if type(sampler) not in (RandomSampler, SeedableRandomSampler):
         return None
     if sampler.replacement or sampler.num_samples != len(sampler.data_source):

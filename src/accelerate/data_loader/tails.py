@@ -6,32 +6,14 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accelerate.base.messages import message, warn_once
 from accelerate.data_loader.copies import copy_loader, copy_with
 from accelerate.data_loader.iterable import IterableDatasetShard
 from accelerate.data_loader.pace import Pace
 from accelerate.data_loader.sampler_shards import BatchSamplerShard, SamplerShard, SkipBatchSampler
-
-
-class SamplerTail(Sampler[Any]):
-    """Yields what a sampler yields, without its first indices.
-
-    Args:
-        sampler: yields single indices.
-        skip: how many to leave out.
-    """
-
-    def __init__(self, sampler: Any, skip: int) -> None:
-        self.sampler = sampler
-        self.skip = skip
-
-    def __len__(self) -> int:
-        return max(len(self.sampler) - self.skip, 0)
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(self.sampler, self.skip, None)
+from accelerate.data_loader.samplers import SamplerTail
 
 
 class StreamTail(IterableDataset):
@@ -40,14 +22,24 @@ class StreamTail(IterableDataset):
     Args:
         dataset: the stream.
         skip: how many samples to read and leave out.
+        keep: how many of these to keep in `kept_beginning`, where they are to be repeated at the end.
     """
 
-    def __init__(self, dataset: Any, skip: int) -> None:
+    def __init__(self, dataset: Any, skip: int, keep: int = 0) -> None:
         self.dataset = dataset
         self.skip = skip
+        self.keep = keep
+        self.kept_beginning: list[Any] = []
+
+    @property
+    def generator(self) -> Any:
+        """The generator of a stream that is to be seeded with the epoch."""
+        return None if hasattr(self.dataset, "set_epoch") else getattr(self.dataset, "generator", None)
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(self.dataset, self.skip, None)
+        samples = iter(self.dataset)
+        self.kept_beginning = list(islice(samples, min(self.keep, self.skip)))
+        return islice(samples, self.skip - len(self.kept_beginning), None)
 
 
 def beginning_at(loader: DataLoader, shift: int, pace: Pace) -> tuple[DataLoader, int]:
@@ -110,7 +102,7 @@ def tail_of(sampler: Any, shift: int, unit: str) -> Any:
 def tail_of_stream(dataset: Any, samples: int) -> Any:
     """Return a stream, or the share of one, that begins after the first samples."""
     if isinstance(dataset, IterableDatasetShard):
-        return copy_with(dataset, dataset=StreamTail(dataset.dataset, samples))
+        return copy_with(dataset, dataset=StreamTail(dataset.dataset, samples, dataset.deal.round_size))
     return StreamTail(dataset, samples)
 
 

@@ -231,3 +231,63 @@ def test_a_place_inside_of_a_foreign_batch_is_refused(on_ranks):
     saved = on_ranks(2, save)[0]
     with pytest.raises(ValueError, match="6 is not a multiple of 4"):
         on_ranks(2, resume)
+
+
+class Shuffling(Count):
+    """A stream that is shuffled by a generator, which shares of it seed with the epoch."""
+
+    def __init__(self, size):
+        super().__init__(size)
+        self.generator = torch.Generator()
+
+    def __iter__(self):
+        return iter(torch.randperm(self.size, generator=self.generator).tolist())
+
+
+SEEDED = {"use_seedable_sampler": True, "data_seed": 3}
+SAME_STEPS = {
+    "map": (lambda size, share: DataLoader(range(size), batch_size=share, shuffle=True), SEEDED),
+    "map, dispatched": (
+        lambda size, share: DataLoader(range(size), batch_size=share, shuffle=True),
+        SEEDED | DISPATCHED,
+    ),
+    "stream": (lambda size, share: DataLoader(Count(size), batch_size=share), {}),
+    "stream with a generator": (lambda size, share: DataLoader(Shuffling(size), batch_size=share), {}),
+    "stream, dispatched": (lambda size, share: DataLoader(Count(size), batch_size=share), DISPATCHED),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Resuming inside an epoch of a stream")
+@pytest.mark.parametrize("name", SAME_STEPS)
+@settings(max_examples=8)
+@given(st.integers(61, 80), st.permutations([2, 3, 4]), st.integers(1, 3))
+def test_steps_of_the_same_size_are_the_same_with_what_is_repeated(on_ranks, name, size, ranks, place):
+    """Also after a step of another size in between."""
+    make_loader, options = SAME_STEPS[name]
+
+    def run(runtime, state, stop, step):
+        user = make_loader(size, step // runtime.topology.world_size)
+        loader = prepare_data_loader(user, runtime=runtime, **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        steps = []
+        for batch in loader:
+            steps.append(batch.tolist())
+            if len(steps) == stop:
+                break
+        return steps, travelled(loader.state_dict())
+
+    def together(of_ranks):
+        return [
+            [index for part in parts for index in part] for parts in zip(*(steps for steps, _ in of_ranks), strict=True)
+        ]
+
+    before, between, after = ranks
+    whole = together(on_ranks(after, lambda runtime: run(runtime, None, None, 12)))
+    first = on_ranks(before, lambda runtime: run(runtime, None, place, 12))
+    second = on_ranks(between, lambda runtime: run(runtime, first[0][1], 1, 24 if "dispatched" not in name else 12))
+    third = on_ranks(after, lambda runtime: run(runtime, second[0][1], None, 12))
+    done = together(first) + together(second)
+    assert together(third) == whole[sum(map(len, done)) // 12 :]
+    samples = [index for step in whole for index in step]
+    assert [index for step in done for index in step][:size] == samples[: min(size, sum(map(len, done)))]
