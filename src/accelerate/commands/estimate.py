@@ -19,7 +19,8 @@ DESCRIPTION = "Estimate the memory that a model takes to hold, to run and to tra
 SHOWN = ("float32", "float16", "int8", "int4")
 CHOICES = ("float32", "float16", "bfloat16", "fp8", "int8", "int4", "all")
 LIBRARIES = ("timm", "transformers")
-LARGEST, TOTAL = "Largest layer", "Weights"
+LARGEST, TOTAL, TRAINING = "Largest", "Weights", "Training"
+NOTE = "Largest: of what can't be split. Training: with Adam, activations (kept) on top."
 
 #: What a library's models begin with on the hub.
 TIMM = "timm/"
@@ -58,8 +59,9 @@ def estimate_command(args: argparse.Namespace) -> None:
         print(json.dumps(_as_json(args, figures, plans), indent=2))
         return
     print(create_ascii_table(_headers(figures), _rows(figures), f"Memory for {args.model_name}"))
-    if any(each.kept is not None for each in figures):
-        print(f"For {args.batch_size} x {args.sequence_length} tokens; training needs what is kept besides.")
+    print(NOTE)
+    if any(each.activations is not None for each in figures):
+        print(f"Kept, forward, KV cache and inference: for {args.batch_size} x {args.sequence_length} tokens.")
     elif args.sequence_length:
         print("Activations are not known: no config.json says what kind of transformer this is.")
     for dtype, shares in plans.items():
@@ -164,7 +166,7 @@ def _plans(args: argparse.Namespace, source: Any, figures: Sequence[Any]) -> dic
 
 
 def _headers(figures: Sequence[Any]) -> list[str]:
-    headers = ["dtype", LARGEST, TOTAL, "Training (Adam)"]
+    headers = ["dtype", LARGEST, TOTAL, TRAINING]
     if any(each.activations is not None for each in figures):
         headers += ["Kept", "Forward", "KV cache", "Inference"]
     return headers
@@ -182,7 +184,7 @@ def _rows(figures: Sequence[Any]) -> list[list[str]]:
 
 def _share_headers(shares: Sequence[Any]) -> list[str]:
     known = any(each.kv_cache is not None for each in shares)
-    return ["Weights", *(["KV cache", "Forward"] if known else []), "Training (Adam)"]
+    return [TOTAL, *(["KV cache", "Forward"] if known else []), TRAINING]
 
 
 def _columns(share: Any) -> list[float | None]:
