@@ -12,7 +12,7 @@ import importlib
 
 from benchmarks import report
 
-SUITES = ["step", "data", "collectives", "imports", "launch", "big_models"]
+SUITES = ["step", "data", "collectives", "imports", "launch", "big_models", "checkpoint"]
 
 
 def main() -> None:
