@@ -37,9 +37,9 @@ class Slot:
         self.shape = tensor.shape
         self.dtype = tensor.dtype
 
-    def view(self, data: torch.Tensor, origin: int = 0) -> torch.Tensor:
-        """Return the tensor that lies here in `data` (uint8), which begins at byte `origin` of the data."""
-        return data[self.offset - origin : self.stop - origin].view(self.dtype).view(self.shape)
+    def view(self, data: torch.Tensor) -> torch.Tensor:
+        """Return the tensor that lies here in `data` (uint8)."""
+        return data[self.offset : self.stop].view(self.dtype).view(self.shape)
 
 
 class Layout:
@@ -56,11 +56,9 @@ class Layout:
         self._places: list[torch.Tensor] = []
         self._placed_in: tuple[torch.Tensor, int] | None = None
 
-    def _describe(self, part: Any) -> tuple[Any, int, int]:
-        """Return a part with slots in the place of its tensors, and the bytes between which these lie."""
-        start = self.size
-        described = [self._place(leaf) if travels_as_bytes(leaf) else leaf for leaf in leaves(part)]
-        return with_leaves(part, described), start, self.size
+    def _describe(self, part: Any) -> Any:
+        """Return a part with slots in the place of its tensors."""
+        return with_leaves(part, [self._place(leaf) if travels_as_bytes(leaf) else leaf for leaf in leaves(part)])
 
     def _place(self, tensor: torch.Tensor) -> Slot:
         slot = Slot(self.size, tensor)
@@ -144,6 +142,9 @@ class Courier:
         self._signature: Any = None
         self._layout = Layout({})
         self._description: tuple[dict[int, Any], Tail | None, int] = {}, None, -1
+        self._sources: list[torch.Tensor] = []  # where the tensors of this rank lie in the message `_from`
+        self._from: torch.Tensor | None = None
+        self._start = 0
 
     @torch.no_grad()
     def send(self, step: Step) -> None:
@@ -179,11 +180,25 @@ class Courier:
             raise RuntimeError(_failed(described.decode()))
         if described:
             self._description = pickle.loads(described)
+            self._sources = []
         skeletons, tail, rows = self._description
-        skeleton, first, last = skeletons[self.number]
-        own = self.buffer.message[start + first : start + last].clone()
-        new = [leaf.view(own, first) if type(leaf) is Slot else leaf for leaf in leaves(skeleton)]
+        skeleton = skeletons[self.number]
+        found = leaves(skeleton)
+        slots = [leaf for leaf in found if type(leaf) is Slot]
+        arrived = iter(self._unpacked(slots, start))
+        new = [next(arrived) if type(leaf) is Slot else leaf for leaf in found]
         return Step([with_leaves(skeleton, new)], tail, rows)
+
+    def _unpacked(self, slots: list[Slot], start: int) -> list[torch.Tensor]:
+        """Return copies of the tensors of a message whose data begins at byte `start`."""
+        message = self.buffer.message
+        if self._from is not message or self._start != start or not self._sources:
+            self._from, self._start = message, start
+            self._sources = [slot.view(message[start:]) for slot in slots]
+        copies = [torch.empty(slot.shape, dtype=slot.dtype, device=message.device) for slot in slots]
+        if copies:
+            torch._foreach_copy_(copies, self._sources)
+        return copies
 
     def _send(self, kind: int, described: bytes, tensors: list[torch.Tensor]) -> None:
         start = HEADER + aligned(len(described))
@@ -250,7 +265,7 @@ def pickled(skeletons: dict[int, Any], step: Step) -> bytes:
     try:
         return pickle.dumps((skeletons, step.tail, step.rows))
     except UNPICKLABLE as error:
-        for skeleton, _, _ in skeletons.values():
+        for skeleton in skeletons.values():
             for path, leaf in leaves_with_paths(skeleton):
                 if not pickles(leaf):
                     raise TypeError(_not_sendable(leaf, path)) from error
