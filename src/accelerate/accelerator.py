@@ -51,6 +51,7 @@ from accelerate.strategies.bundle import Bundle, linked_optimizers, mark_prepare
 from accelerate.strategies.control import ModelControl
 from accelerate.strategies.ddp import sync_in_backward
 from accelerate.strategies.fsdp2.public import fsdp2_prepare_model
+from accelerate.strategies.mesh import model_has_dtensor as model_has_dtensor
 from accelerate.strategies.select import select_strategy
 
 if TYPE_CHECKING:
@@ -131,7 +132,6 @@ class Accelerator(ModelControl):
     ) -> None:
         refuse_missing_capabilities(
             deepspeed_plugin=deepspeed_plugin,
-            torch_tp_plugin=torch_tp_plugin,
             megatron_lm_plugin=megatron_lm_plugin,
             deepspeed_plugins=deepspeed_plugins,
             log_with=log_with,
@@ -157,7 +157,8 @@ class Accelerator(ModelControl):
                 cpu=cpu,
                 dynamo_plugin=dynamo,
                 fsdp_plugin=choose_fsdp(fsdp_plugin),
-                parallelism_config=choose_parallelism(parallelism_config),
+                torch_tp_plugin=torch_tp_plugin,
+                parallelism_config=choose_parallelism(parallelism_config, torch_tp_plugin),
                 _from_accelerator=True,
                 **(self.init_handler.to_kwargs() if self.init_handler is not None else {}),
             )
@@ -191,6 +192,7 @@ class Accelerator(ModelControl):
             *self._lay_out(),
         )
         self._strategy = select_strategy(setup)
+        self._readers = self._those_that_read()
         self.state.set_distributed_type(self._strategy.label())
         self.native_amp = self._precision.spec.compute is not None
         self._models: list[torch.nn.Module] = []
@@ -323,7 +325,7 @@ class Accelerator(ModelControl):
                 linked_optimizers(scheduler, self._optimizers) if self.step_scheduler_with_optimizer else [],
                 step_with_optimizer=self.step_scheduler_with_optimizer,
                 split_batches=self.split_batches,
-                num_processes=self.num_processes,
+                num_processes=self._readers.world_size,
                 unit=self.scheduler_unit,
             )
             mark_prepared(prepared)
@@ -519,7 +521,7 @@ class Accelerator(ModelControl):
         Args:
             use_gather_object: gather as pickled objects even what consists of tensors only.
         """
-        return gather_for_metrics(self.runtime.collectives, self.gradient_state, input_data, use_gather_object)
+        return gather_for_metrics(self._readers, self.gradient_state, input_data, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return the sum, mean, max or min of the tensors of all processes."""

@@ -15,20 +15,51 @@ from torch import nn
 VOCABULARY, WIDTH, LENGTH = 12, 8, 6
 
 
+class Attention(nn.Module):
+    """Attention with heads that can be divided: queries, keys and values have layers of their own."""
+
+    def __init__(self, width: int = WIDTH, heads: int = 4) -> None:
+        super().__init__()
+        self.size = width // heads
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(width, width),
+            nn.Linear(width, width),
+            nn.Linear(width, width),
+        )
+        self.o_proj = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = [
+            layer(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for layer in (self.q_proj, self.k_proj, self.v_proj)
+        ]
+        y = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        return self.o_proj(y.transpose(1, 2).flatten(-2))
+
+
 class Block(nn.Module):
     """Attention and a feed-forward layer, each with a residual connection."""
 
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.attention = Attention(width)
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.gain = nn.Parameter(torch.ones(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(self.norm1(x)).chunk(3, dim=-1)
-        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        x = x + self.attention(self.norm1(x)) * self.gain
         return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+#: How a language model is divided.
+PLAN = {
+    **{f"layers.*.attention.{name}_proj": "colwise" for name in "qkv"},
+    "layers.*.attention.o_proj": "rowwise",
+    "layers.*.up": "colwise",
+    "layers.*.down": "rowwise",
+}
+#: With the embeddings and the output layer, which may be one parameter.
+WHOLE_PLAN = {**PLAN, "embeddings": "rowwise", "head": "colwise_gather_output"}
 
 
 class Language(nn.Module):
@@ -93,6 +124,7 @@ class Case:
     Args:
         plugin: arguments of the FSDP plugin; "auto_wrap_policy" by name.
         mesh: arguments of `ParallelismConfig`, or None.
+        plan: how layers are divided along the axis for tensor parallel.
         tied: the output layer is the embeddings.
         frozen: names of modules that are not trained.
         steps: micro-batches per update.
@@ -107,6 +139,7 @@ class Case:
         default_factory=lambda: {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     )
     mesh: dict[str, int] | None = None
+    plan: dict[str, Any] | None = None
     tied: bool = False
     frozen: tuple[str, ...] = ()
     steps: int = 1
@@ -128,8 +161,10 @@ def accelerator_for(case: Case) -> Any:
         arguments["fsdp_plugin"] = FullyShardedDataParallelPlugin(**case.plugin)
     if case.mesh is not None:
         from accelerate import ParallelismConfig
+        from accelerate.utils import TorchTensorParallelConfig
 
-        arguments["parallelism_config"] = ParallelismConfig(**case.mesh)
+        handler = None if case.plan is None else TorchTensorParallelConfig(plan=case.plan)
+        arguments["parallelism_config"] = ParallelismConfig(**case.mesh, tp_handler=handler)
     return Accelerator(cpu=True, mixed_precision=case.precision, gradient_accumulation_steps=case.steps, **arguments)
 
 

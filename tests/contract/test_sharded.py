@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import replace
 from typing import Any
@@ -13,13 +14,31 @@ from accelerate.base.messages import forget_warnings
 
 from .conftest import world_of
 from .recipes import Recipe, reference, train
-from .sharded import Case, accelerator_for, build, language, local, loss_of, micro_batches, reference_case, train_case
+from .sharded import (
+    Case,
+    accelerator_for,
+    build,
+    groups,
+    language,
+    local,
+    loss_of,
+    micro_batches,
+    reference_case,
+    train_case,
+)
 from .test_same_weights import RECIPES
 
 V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+V1 = {"use_orig_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 
 #: One line per strategy: the arguments of its plugin.
-STRATEGIES: dict[str, dict[str, Any]] = {"fsdp2": {"fsdp_version": 2}}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "fsdp2": {"fsdp_version": 2},
+    "fsdp1": {"use_orig_params": True},
+    "fsdp1, flat": {},
+}
+#: Recipes that need what one strategy doesn't have.
+LEFT_OUT = {("fsdp1, flat", "frozen backbone")}
 
 
 @pytest.fixture(params=[2, 4], ids="processes={}".format)
@@ -34,11 +53,13 @@ def train_with(plugin: dict[str, Any], recipe: Recipe) -> Any:
     return train(replace(recipe, accelerator={"fsdp_plugin": FullyShardedDataParallelPlugin(**plugin)}))
 
 
-@pytest.mark.parametrize("plugin", STRATEGIES.values(), ids=STRATEGIES.keys())
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
-def test_the_common_recipes(several, plugin, recipe):
+@pytest.mark.parametrize(
+    ("strategy", "name"), [each for each in itertools.product(STRATEGIES, RECIPES) if each not in LEFT_OUT]
+)
+def test_the_common_recipes(several, strategy, name):
     """fp32: equal within 1e-6, the bound of another order of summation."""
-    outcomes = several.run(train_with, plugin, recipe)
+    recipe = RECIPES[name]
+    outcomes = several.run(train_with, STRATEGIES[strategy], recipe)
     expected = reference(recipe, outcomes[0].batches)
     assert outcomes[0].rates == pytest.approx(expected.rates, abs=1e-12)
     assert outcomes[0].weights.keys() == expected.weights.keys()
@@ -68,9 +89,48 @@ CASES = {
 }
 
 
+#: The same with the first generation.
+FLAT = {
+    "blocks": Case(plugin=V1, updates=20),
+    "one unit": Case(plugin={"use_orig_params": True}),
+    "units by size": Case(plugin={**V1, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 300}),
+    "tied embeddings, clipped": Case(plugin=V1, tied=True, clip=0.1),
+    "parts are frozen": Case(plugin=V1, frozen=("embeddings", "layers.0", "layers.1.up")),
+    "accumulation, clipped": Case(plugin=V1, steps=3, clip=0.1),
+    "no_sync": Case(plugin=V1, steps=3, clip=0.1, no_sync=True),
+    "other seeds on other ranks": Case(plugin=V1, seeds=True),
+    "tied, others are empty": Case(plugin={**V1, "cpu_ram_efficient_loading": True}, meta=True, tied=True),
+    "activation checkpointing": Case(plugin={**V1, "activation_checkpointing": True}),
+    "gradients and states only": Case(
+        plugin={
+            **V1,
+            "sharding_strategy": "SHARD_GRAD_OP",
+            "forward_prefetch": True,
+            "backward_prefetch": "BACKWARD_POST",
+        },
+        steps=2,
+    ),
+    "by machine": Case(plugin={**V1, "sharding_strategy": "HYBRID_SHARD"}, clip=0.1),
+    "by machine, gradients and states only": Case(plugin={**V1, "sharding_strategy": "HYBRID_SHARD_ZERO2"}, clip=0.1),
+    "offload": Case(plugin={**V1, "cpu_offload": True}, clip=0.1),
+}
+
+
 #: Axes of two processes each, with the share of the parameters that a rank holds on four processes.
 MESHES = {
-    "replicas of shards": (Case(mesh={"dp_replicate_size": 2, "dp_shard_size": 2}, clip=0.1, steps=2), 2),
+    "replicas of shards": (
+        Case(mesh={"dp_replicate_size": 2, "dp_shard_size": 2}, clip=0.1, steps=2, updates=20),
+        2,
+    ),
+    "replicas of flat shards": (
+        Case(
+            plugin={**V1, "sharding_strategy": "HYBRID_SHARD"},
+            mesh={"dp_replicate_size": 2, "dp_shard_size": 2},
+            clip=0.1,
+        ),
+        2,
+    ),
+    "whole parameters, as FSDP": (Case(plugin={**V1, "sharding_strategy": "NO_SHARD"}, clip=0.1), 1),
     "shards": (Case(mesh={"dp_shard_size": 4}, tied=True), 4),
     "sizes are found out": (Case(mesh={}), 4),
     "replicas alone": (Case(plugin=None, mesh={"dp_replicate_size": 4}, clip=0.1), 1),
@@ -90,7 +150,9 @@ def test_a_mesh(case, shards):
         assert outcome["held"] == pytest.approx(expected["held"] / shards, rel=0.1)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(
+    "case", [*CASES.values(), *FLAT.values()], ids=[*CASES.keys(), *(f"flat, {name}" for name in FLAT)]
+)
 def test_a_language_model(several, case):
     """fp32: weights and norms equal within 1e-5."""
     outcomes = several.run(train_case, case)
@@ -114,6 +176,8 @@ PRECISIONS = {
         1e-2,
     ),
     "fp16": (Case(precision="fp16", clip=0.1), 2e-3),
+    "flat, bf16": (Case(plugin=V1, precision="bf16", clip=0.1), 5e-3),
+    "flat, fp16": (Case(plugin=V1, precision="fp16", clip=0.1), 2e-3),
 }
 
 
@@ -149,13 +213,15 @@ def overflowing(case: Case) -> Any:
     shard = micro_batches(case, accelerator.process_index, accelerator.num_processes)
     accelerator.backward(loss_of(model, shard[0]))
     if accelerator.process_index == 1:
-        local(next(model.parameters()).grad).fill_(float("inf"))
+        held = (local(each.grad) for each in model.parameters() if each.grad is not None)
+        next(each for each in held if each.numel()).fill_(float("inf"))
     optimizer.step()
     return optimizer.step_was_skipped, accelerator.scaler.get_scale()
 
 
-def test_an_overflow_on_one_rank_skips_the_update_on_all(pair):
-    assert pair.run(overflowing, Case(precision="fp16")) == [(True, 32768.0)] * 2
+@pytest.mark.parametrize("plugin", [V2, V1], ids=["fsdp2", "fsdp1"])
+def test_an_overflow_on_one_rank_skips_the_update_on_all(pair, plugin):
+    assert pair.run(overflowing, Case(plugin=plugin, precision="fp16")) == [(True, 32768.0)] * 2
 
 
 def clipped_values(case: Case) -> float:
@@ -250,6 +316,8 @@ def refusal(case: Case, mistake: str) -> str:
             accelerator.prepare(torch.nn.parallel.DistributedDataParallel(model))
         elif mistake == "another model on rank 1":
             accelerator.prepare(language(blocks=2 + accelerator.process_index))
+        elif mistake == "groups":
+            accelerator.prepare(model, torch.optim.SGD(groups(model), lr=0.1))
         elif mistake == "no values":
             accelerator.prepare(model.to("meta"))
         else:
@@ -264,6 +332,8 @@ REFUSALS = {
     "wrapped": (Case(), "wrapped", "its parameters are distributed already"),
     "another model": (Case(), "another model on rank 1", "only one of them has layers.2"),
     "no values": (Case(), "no values", "on the meta device on the main process"),
+    "groups of flat parameters": (Case(plugin={}), "groups", "use_orig_params=True"),
+    "frozen parts of flat parameters": (Case(plugin={}, frozen=("norm",)), "", "use_orig_params=True"),
     "no such class": (Case(plugin={**V2, "transformer_cls_names_to_wrap": "Blok"}), "", "Did you mean 'Block'?"),
     "no such module": (Case(plugin={**V2, "ignored_modules": "layer.0"}), "", "Did you mean 'layers.0'?"),
 }
@@ -310,7 +380,10 @@ LAYOUTS = {
     "shards without FSDP": (Case(plugin=None, mesh={"dp_shard_size": 2}), "FSDP is what shards parameters"),
     "FSDP without shards": (Case(mesh={"dp_replicate_size": 2}), "there is nobody to shard over"),
     "an axis of another version": (Case(plugin=None, mesh={"sp_size": 2}), "set sp_size to 1"),
-    "the first FSDP": (Case(plugin={"fsdp_version": 1}), "--fsdp_version 2"),
+    "the first FSDP with replicas": (
+        Case(plugin={}, mesh={"dp_replicate_size": 2, "dp_shard_size": 1}),
+        "there is nobody to shard over",
+    ),
 }
 
 

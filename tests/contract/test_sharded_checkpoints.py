@@ -10,12 +10,20 @@ import pytest
 import torch
 
 from .conftest import world_of
-from .sharded import Case, accelerator_for, build, groups, loss_of, micro_batches, share_of
+from .sharded import PLAN, WHOLE_PLAN, Case, accelerator_for, build, groups, loss_of, micro_batches, share_of
 
 V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 SHARDED = Case(plugin={**V2, "state_dict_type": "SHARDED_STATE_DICT"})
 FULL = Case(plugin={**V2, "state_dict_type": "FULL_STATE_DICT"})
 PLAIN = Case(plugin=None)
+V1 = {"use_orig_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+FLAT = Case(plugin={**V1, "state_dict_type": "SHARDED_STATE_DICT"})
+FLAT_FULL = Case(plugin={**V1, "state_dict_type": "FULL_STATE_DICT"})
+FLAT_LOCAL = Case(plugin={**V1, "state_dict_type": "LOCAL_STATE_DICT"})
+TP = Case(plugin=None, mesh={"tp_size": 2}, plan=WHOLE_PLAN)
+TP_REPLICAS = Case(plugin=None, mesh={"tp_size": 2, "dp_replicate_size": 2}, plan=PLAN)
+TP_SHARDED = Case(plugin=SHARDED.plugin, mesh={"tp_size": 2, "dp_shard_size": 2}, plan=WHOLE_PLAN)
+TP_FULL = Case(plugin=FULL.plugin, mesh={"tp_size": 2, "dp_shard_size": 2}, plan=PLAN)
 
 OPTIMIZERS = {
     "adam": lambda model: torch.optim.AdamW(groups(model), lr=0.01, eps=1e-3),
@@ -32,7 +40,9 @@ def run(case: Case, folder: str, kind: str, saves: bool, after: int = 3, **savin
     model, optimizer = accelerator.prepare(model, optimizer)
     if not saves:
         accelerator.load_state(folder)
-    for number, tokens in enumerate(micro_batches(replace(case, updates=6), *share_of(accelerator, None)), 1):
+    for number, tokens in enumerate(
+        micro_batches(replace(case, updates=6), *share_of(accelerator, accelerator.torch_device_mesh)), 1
+    ):
         if not saves and number <= after * case.steps:
             continue
         with accelerator.accumulate(model):
@@ -64,6 +74,22 @@ WAYS = {
     "2 by shard -> 2 whole": (2, SHARDED, 2, FULL),
     "1 -> 2": (1, PLAIN, 2, SHARDED),
     "replicas -> 4": (2, PLAIN, 4, FULL),
+    "flat by shard -> 4": (2, FLAT, 4, FLAT),
+    "flat by shard -> FSDP2": (2, FLAT, 4, SHARDED),
+    "flat by shard -> 1": (2, FLAT, 1, PLAIN),
+    "FSDP2 by shard -> flat": (2, SHARDED, 4, FLAT_FULL),
+    "flat whole -> flat": (2, FLAT_FULL, 4, FLAT_FULL),
+    "flat whole -> 1": (2, FLAT_FULL, 1, PLAIN),
+    "1 -> flat": (1, PLAIN, 2, FLAT),
+    "flat parts -> the same": (2, FLAT_LOCAL, 2, FLAT_LOCAL),
+    "divided -> 1": (2, TP, 1, PLAIN),
+    "divided -> shards": (2, TP, 2, SHARDED),
+    "1 -> divided": (1, PLAIN, 2, TP),
+    "divided replicas -> divided": (4, TP_REPLICAS, 2, TP),
+    "divided shards -> divided replicas": (4, TP_SHARDED, 4, TP_REPLICAS),
+    "divided shards -> shards": (4, TP_SHARDED, 2, SHARDED),
+    "divided shards, whole -> divided shards": (4, TP_FULL, 4, TP_SHARDED),
+    "shards -> divided shards": (2, SHARDED, 4, TP_SHARDED),
 }
 
 

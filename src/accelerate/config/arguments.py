@@ -48,7 +48,6 @@ OLD_SPELLINGS: dict[str, str] = {
 MISSING_CAPABILITIES: dict[str, str] = {
     "deepspeed_plugin": "DeepSpeed",
     "deepspeed_plugins": "DeepSpeed",
-    "torch_tp_plugin": "tensor parallel training",
     "megatron_lm_plugin": "Megatron-LM",
     "log_with": "experiment tracking",
 }
@@ -193,10 +192,15 @@ def choose_fsdp(plugin: FullyShardedDataParallelPlugin | None) -> FullyShardedDa
     return plugin
 
 
-def choose_parallelism(config: ParallelismConfig | None) -> ParallelismConfig | None:
+def choose_parallelism(config: ParallelismConfig | None, tensor: Any = None) -> ParallelismConfig | None:
     """Return how processes are laid out: `config`, one of the environment when that asks for it, or None.
 
+    Args:
+        config: what was passed.
+        tensor: a `TorchTensorParallelPlugin`, which says the size of one axis.
+
     Raises:
+        ValueError: the two contradict each other.
         TypeError: it is something else.
     """
     if config is None and parse_flag_from_env("ACCELERATE_USE_PARALLELISM_CONFIG"):
@@ -210,7 +214,17 @@ def choose_parallelism(config: ParallelismConfig | None) -> ParallelismConfig | 
                 do="pass parallelism_config=ParallelismConfig(dp_shard_size=2)",
             )
         )
-    return config
+    size = getattr(tensor, "tp_size", 1)
+    if size > 1 and config is not None and config.tp_size != size:
+        raise ValueError(
+            message(
+                given=f"torch_tp_plugin with tp_size={size} and parallelism_config with tp_size={config.tp_size}",
+                why="both say over how many processes layers are divided",
+                allowed="one of them",
+                do=f"pass parallelism_config=ParallelismConfig(tp_size={size}, ...) alone",
+            )
+        )
+    return ParallelismConfig(tp_size=size) if size > 1 and config is None else config
 
 
 def choose_accumulation(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:

@@ -92,7 +92,8 @@ def _settle_version_1(plugin: Plugin) -> None:
     from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
 
     chosen = plugin.sharding_strategy or plugin.reshard_after_forward or "FULL_SHARD"
-    plugin.sharding_strategy = ShardingStrategy[_name(chosen)]
+    name = _name(chosen)
+    plugin.sharding_strategy = ShardingStrategy["_HYBRID_SHARD_ZERO2" if name == "HYBRID_SHARD_ZERO2" else name]
     if plugin.reshard_after_forward is not None:
         plugin.reshard_after_forward = plugin.sharding_strategy
     prefetch = _name(plugin.backward_prefetch)

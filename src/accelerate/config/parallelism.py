@@ -3,6 +3,7 @@
 Ranks are numbered so that those of the last axis are neighbours: axes that divide a model come last, where
 communication is fastest. The mesh is built once, by the first `Accelerator`, or by `build_device_mesh` from a script.
 """
+# ruff: noqa: RUF009  (setting() returns a dataclasses.field)
 
 from __future__ import annotations
 
@@ -51,6 +52,30 @@ def setting(name: str, kind: Kind, help: str, fallback: Any = None) -> Any:
     )
 
 
+class Plan(Kind):
+    """Patterns of module names with a style for each: a mapping, or text with commas and equals signs."""
+
+    def parse(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, str):
+            value = dict(self._pair(part) for part in value.split(",") if part.strip())
+        if not isinstance(value, Mapping):
+            raise ValueError(f"it is a {type(value).__name__}, not a plan")
+        return {str(pattern): style for pattern, style in value.items()}
+
+    def _pair(self, text: str) -> tuple[str, str]:
+        pattern, equals, style = text.partition("=")
+        if not equals:
+            raise ValueError(f"{text.strip()!r} has no style")
+        return pattern.strip(), style.strip()
+
+    @property
+    def allowed(self) -> str:
+        return "patterns with a style for each: layers.*.q_proj=colwise,layers.*.o_proj=rowwise"
+
+    def format(self, value: Any) -> str:
+        return ",".join(f"{pattern}={style}" for pattern, style in value.items())
+
+
 @dataclass
 class ParallelismSettings:
     """Everything that the section `parallelism_config` of a config file can hold."""
@@ -73,6 +98,9 @@ class ParallelismSettings:
     )
     sp_attn_implementation: str = setting(
         "sp_attn_implementation", Text(), "The attention that sequence parallel uses.", "sdpa"
+    )
+    tp_plan: dict[str, Any] | None = setting(
+        "tp_plan", Plan(), "Which layers are divided, and how; by default as the model says."
     )
     pp_size: int = setting("pp_size", Integer(1), "Over how many processes the sequence of layers is divided.", 1)
 
@@ -125,6 +153,10 @@ class ParallelismConfig:
                     do="set the other to 1",
                 )
             )
+        if self.tp_size > 1 and self.tp_handler is None:
+            from accelerate.config.tensor_parallel import TorchTensorParallelConfig
+
+            self.tp_handler = TorchTensorParallelConfig()
         for axis in ("tp", "cp", "sp", "pp"):
             if getattr(self, f"{axis}_handler") is not None and self._sizes[axis] == 1:
                 warn_once(f"{axis}_handler has no effect: {axis}_size is 1.")
@@ -261,9 +293,11 @@ class ParallelismConfig:
                     do=did_you_mean(purpose, (*VIEWS, *AXES)),
                 )
             )
-        axes, name = VIEWS.get(purpose, ((purpose,), purpose))
-        mesh = self.get_device_mesh() if self._named(axes) else None
-        return None if mesh is None else mesh[name]
+        axes = self._named(VIEWS[purpose][0] if purpose in VIEWS else (purpose,))
+        mesh = self.get_device_mesh() if axes else None
+        if mesh is None:
+            return None
+        return mesh[axes[0]] if len(axes) == 1 else mesh[tuple(axes)]._flatten(VIEWS[purpose][1])
 
     def get_device_mesh(self, device_type: str | None = None) -> DeviceMesh | None:
         """Return the mesh, built when it is first asked for.

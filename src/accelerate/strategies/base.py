@@ -130,7 +130,7 @@ class Strategy(ABC):
         """Return `model` on the device, in the chosen precision, wrapped for training unless `evaluation_mode`."""
         model = self.divide(model)
         if place and not is_spread(model):
-            model = model.to(self.runtime.device.torch_device)
+            model = self.placed(model)
         model = self.precision.prepare_model(model, self.runtime.device, autocast=autocast)
         if not evaluation_mode:
             model = self.wrap(model)
@@ -141,6 +141,10 @@ class Strategy(ABC):
         for axis in self.axes:
             model = axis.prepare_model(model)
         return model
+
+    def placed(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return `model` on the device."""
+        return model.to(self.runtime.device.torch_device)
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model that communicates while it trains."""

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate.base.messages import message, warn_once
 from accelerate.checkpointing.control import CheckpointControl
+from accelerate.comm.collectives import Alone, Collectives
 from accelerate.strategies.base import is_spread
 from accelerate.strategies.join import joined
+from accelerate.strategies.mesh import collectives_over
 from accelerate.strategies.unwrap import extract_model_from_parallel
 
 if TYPE_CHECKING:
@@ -40,6 +42,15 @@ class ModelControl(CheckpointControl):
             layout._validate_accelerator(self)
             self.state.device_mesh = layout.get_device_mesh(self.state.device.type)
         return layout, self.state.device_mesh
+
+    def _those_that_read(self) -> Collectives:
+        """Return how this rank talks to those that read other data: one for each share of it."""
+        layout = self.state.parallelism_config
+        if layout is None or self.state.device_mesh is None or not layout.non_dp_dim_names:
+            return self._strategy.runtime.collectives
+        mesh = layout.view("data")
+        runtime = self._strategy.runtime
+        return Alone(runtime.collectives.device) if mesh is None else collectives_over(mesh, runtime)
 
     @property
     def parallelism_config(self) -> ParallelismConfig | None:

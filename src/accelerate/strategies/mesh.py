@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate.comm.collectives import Alone, Collectives, TorchCollectives
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
 
     from accelerate.state.runtime import Runtime
@@ -21,6 +22,15 @@ def flat_mesh(runtime: Runtime) -> DeviceMesh:
     )
 
 
+def machines_mesh(runtime: Runtime) -> DeviceMesh:
+    """Return the mesh of a run in which the ranks of each machine shard together, and machines hold replicas."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    topology = runtime.topology
+    shape = (topology.world_size // topology.local_world_size, topology.local_world_size)
+    return init_device_mesh(runtime.device.torch_device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard"))
+
+
 def collectives_over(mesh: DeviceMesh, runtime: Runtime) -> Collectives:
     """Return how the ranks of `mesh` that this one belongs to talk to each other."""
     if mesh.size() == 1:
@@ -29,3 +39,14 @@ def collectives_over(mesh: DeviceMesh, runtime: Runtime) -> Collectives:
         return runtime.collectives
     flat: Any = mesh if mesh.ndim == 1 else mesh._flatten()
     return TorchCollectives(runtime.collectives.device, flat.get_group())
+
+
+def model_has_dtensor(model: torch.nn.Module) -> bool:
+    """Whether a parameter or buffer of `model` is spread over a device mesh."""
+    import torch
+
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(tensor, DTensor) for tensor in (*model.parameters(), *model.buffers()))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 
@@ -67,8 +68,30 @@ def total_norm(groups: Iterable[list[torch.Tensor]], norm_type: float) -> torch.
 
 
 def _norm(tensors: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """Return the norm of tensors on one mesh."""
-    norms = torch._foreach_norm(tensors, norm_type)
-    norm = torch.linalg.vector_norm(torch.stack(list(norms)), norm_type)
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    """Return the norm of tensors on one mesh, with the same placements."""
+    placed: Any = tensors[0]
+    if not isinstance(placed, DTensor) or any(placement.is_partial() for placement in placed.placements):
+        norm = torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(tensors, norm_type))), norm_type)
+        return _wide(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    local = [each.to_local() for each in tensors]  # type: ignore[attr-defined]
+    filled = [each for each in local if each.numel()]
+    norms = [_wide(norm) for norm in torch._foreach_norm(filled, norm_type)] if filled else []
+    norm = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else _wide(local[0].new_zeros(()))
+    for dim, placement in enumerate(placed.placements):
+        if not placement.is_replicate():
+            norm = norm_over(norm, norm_type, placed.device_mesh.get_group(dim))
+    return norm
+
+
+def _wide(norm: torch.Tensor) -> torch.Tensor:
     return norm if norm.dtype in (torch.float32, torch.float64) else norm.float()
+
+
+def norm_over(norm: torch.Tensor, norm_type: float, group: Any) -> torch.Tensor:
+    """Return the norm of what the ranks of `group` have together, from the norm of what this rank has."""
+    if norm_type == float("inf"):
+        dist.all_reduce(norm, dist.ReduceOp.MAX, group)
+        return norm
+    powered = norm**norm_type
+    dist.all_reduce(powered, dist.ReduceOp.SUM, group)
+    return powered ** (1 / norm_type)

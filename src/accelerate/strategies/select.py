@@ -16,14 +16,9 @@ from accelerate.strategies.compile import allow_tf32
 STRATEGIES: Registry[type[Strategy]] = Registry("strategies")
 STRATEGIES.register("single", "accelerate.strategies.single:SingleProcess")
 STRATEGIES.register("ddp", "accelerate.strategies.ddp:DataParallel")
+STRATEGIES.register("divided", "accelerate.strategies.divided:Divided")
+STRATEGIES.register("fsdp1", "accelerate.strategies.fsdp1.strategy:FullySharded")
 STRATEGIES.register("fsdp2", "accelerate.strategies.fsdp2.strategy:FullyShard")
-
-#: Asked in order; the first that says yes is the strategy of the run.
-CHOICES: tuple[tuple[str, Callable[[Setup], bool]], ...] = (
-    ("fsdp2", lambda setup: _shards(setup) and setup.fsdp_plugin.fsdp_version == 2),
-    ("ddp", lambda setup: setup.runtime.topology.world_size > 1),
-    ("single", lambda setup: True),
-)
 
 
 def _shards(setup: Setup) -> bool:
@@ -33,24 +28,25 @@ def _shards(setup: Setup) -> bool:
     return setup.fsdp_plugin is not None and setup.runtime.topology.world_size > 1
 
 
+#: Asked in order; the first that says yes is the strategy of the run.
+CHOICES: tuple[tuple[str, Callable[[Setup], bool]], ...] = (
+    ("fsdp2", lambda setup: _shards(setup) and setup.fsdp_plugin.fsdp_version == 2),
+    ("fsdp1", _shards),
+    ("divided", lambda setup: setup.parallelism is not None and bool(setup.parallelism.non_dp_dim_names)),
+    ("ddp", lambda setup: setup.runtime.topology.world_size > 1),
+    ("single", lambda setup: True),
+)
+
+
 def check_sharding(setup: Setup) -> None:
     """Refuse axes and settings of sharding that don't go together.
 
     Raises:
         ValueError: shards without FSDP, or FSDP without shards.
-        NotImplementedError: FSDP of the first version.
+        NotImplementedError: an axis that this version can't train on.
     """
     check_axes(setup)
     layout, shards = setup.parallelism, _shards(setup)
-    if shards and setup.fsdp_plugin.fsdp_version == 1:
-        raise NotImplementedError(
-            message(
-                given="FSDP with fsdp_version=1, the default",
-                why="this version has FSDP of the second generation only",
-                allowed="fsdp_version=2",
-                do="pass FullyShardedDataParallelPlugin(fsdp_version=2), or launch with --fsdp_version 2",
-            )
-        )
     if layout is not None and setup.mesh is not None and layout.dp_shard_enabled != shards:
         raise ValueError(
             message(

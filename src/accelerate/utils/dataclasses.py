@@ -31,6 +31,7 @@ from accelerate.config.profile import ProfileKwargs
 from accelerate.config.project import ProjectConfiguration
 from accelerate.config.quantization import BnbQuantizationConfig, TorchAoQuantizationConfig
 from accelerate.config.scaler import GradScalerKwargs
+from accelerate.config.tensor_parallel import TorchTensorParallelConfig, TorchTensorParallelPlugin
 
 __all__ = [
     "AutocastKwargs",
@@ -59,6 +60,8 @@ __all__ = [
     "TensorInformation",
     "TorchAoQuantizationConfig",
     "TorchDynamoPlugin",
+    "TorchTensorParallelConfig",
+    "TorchTensorParallelPlugin",
     "get_module_class_from_name",
 ]
 

@@ -25,6 +25,7 @@ from accelerate.strategies.compile import (
     is_compiled_module,
     is_repeated_blocks,
 )
+from accelerate.strategies.mesh import model_has_dtensor
 from accelerate.strategies.unwrap import extract_model_from_parallel
 
 __all__ = [
@@ -32,9 +33,11 @@ __all__ = [
     "check_os_kernel",
     "clean_state_dict_for_safetensors",
     "compile_regions",
+    "compile_regions_fsdp2",
     "convert_bytes",
     "extract_model_from_parallel",
     "get_free_port",
+    "get_model_tp_size",
     "get_module_children_bottom_up",
     "get_pretty_name",
     "has_compiled_regions",
@@ -112,13 +115,16 @@ def recursive_getattr(obj: Any, attr: str) -> Any:
     return reduce(getattr, attr.split("."), obj)
 
 
-def model_has_dtensor(model: torch.nn.Module) -> bool:
-    """Whether a parameter or buffer of `model` is spread over a device mesh."""
-    if not torch.distributed.is_available():
-        return False
-    from torch.distributed.tensor import DTensor
+def get_model_tp_size(model: torch.nn.Module) -> int | None:
+    """Return over how many processes a model of transformers is divided; None when it is not, or doesn't say."""
+    distributed = getattr(getattr(model, "config", None), "distributed_config", None)
+    size = getattr(model, "tp_size", None) or getattr(distributed, "tp_size", None)
+    return None if size is None else int(size)
 
-    return any(isinstance(tensor, DTensor) for tensor in (*model.parameters(), *model.buffers()))
+
+def compile_regions_fsdp2(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.Module:
+    """Compile the repeated blocks of a sharded model in place, and return it; see `compile_regions`."""
+    return compile_regions(module, **compile_kwargs)
 
 
 def get_module_children_bottom_up(model: torch.nn.Module, return_fqns: bool = False) -> list[Any]:

@@ -39,8 +39,10 @@ def test_every_command_has_help_and_refuses_unknown_flags(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     flags = {"merge-weights": "--unsafe_serialization", "estimate-memory": "--max_memory", "map": "--max_memory"}
-    flag = flags.get(command, "--config_file")
     named = {"launch": ["x.py"], "merge-weights": ["shards", "out"], "estimate-memory": ["model"], "map": ["model"]}
+    flags["completion"], named["completion"] = "bash", ["bash"]
+    named["to-fsdp2"] = ["--config_file", "old.yaml"]
+    flag = flags.get(command, "--config_file")
     operands = named.get(command, [])
     assert run(monkeypatch, command, "--help") == 0
     assert flag in capsys.readouterr().out

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 #: The axes that there are, in the order in which a model is divided along them.
 AXES: Registry[type[Axis]] = Registry("axes")
+AXES.register("tp", "accelerate.strategies.axes.tensor:Tensor")
 
 
 def check_axes(setup: Setup) -> None:

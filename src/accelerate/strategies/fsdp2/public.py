@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate.base.environ import write
+from accelerate.base.messages import message
 
 if TYPE_CHECKING:
     import os
@@ -63,6 +64,11 @@ def save_fsdp_model(
         adapter_only: write the adapter of a PEFT model only.
         use_dcp: False writes shards into one file for each process, which only as many processes can load.
     """
+    if fsdp_plugin.fsdp_version == 1:
+        from accelerate.strategies.fsdp1 import files
+
+        files.save_model(accelerator, model, Path(output_dir), model_index, adapters=adapter_only, dcp=use_dcp)
+        return
     from accelerate.strategies.fsdp2.files import save_model
 
     by_shard = _by_shard(fsdp_plugin)
@@ -83,6 +89,11 @@ def load_fsdp_model(
     Raises:
         ValueError: there are no weights, or those of another model.
     """
+    if fsdp_plugin.fsdp_version == 1:
+        from accelerate.strategies.fsdp1 import files
+
+        files.load_model(accelerator, model, Path(input_dir), model_index, adapters=adapter_only)
+        return
     from accelerate.strategies.fsdp2.files import load_model
 
     load_model(accelerator, model, Path(input_dir), model_index, adapters=adapter_only)
@@ -98,6 +109,11 @@ def save_fsdp_optimizer(
     use_dcp: bool = True,
 ) -> None:
     """Write the state of an optimizer of sharded parameters; see `save_fsdp_model`."""
+    if fsdp_plugin.fsdp_version == 1:
+        from accelerate.strategies.fsdp1 import files
+
+        files.save_optimizer(accelerator, optimizer, model, Path(output_dir), optimizer_index)
+        return
     from accelerate.strategies.fsdp2.files import save_optimizer
 
     by_shard = _by_shard(fsdp_plugin)
@@ -122,6 +138,11 @@ def load_fsdp_optimizer(
     Raises:
         ValueError: there is no state, or that of another optimizer.
     """
+    if fsdp_plugin.fsdp_version == 1:
+        from accelerate.strategies.fsdp1 import files
+
+        files.load_optimizer(accelerator, optimizer, model, Path(input_dir), optimizer_index)
+        return
     from accelerate.strategies.fsdp2.files import load_optimizer
 
     load_optimizer(accelerator, optimizer, model, Path(input_dir), optimizer_index)
@@ -234,3 +255,57 @@ def get_fsdp2_grad_scaler(**kwargs: Any) -> torch.amp.GradScaler:
     import torch
 
     return torch.amp.GradScaler(**kwargs)
+
+
+def fsdp2_switch_optimizer_parameters(optimizer: torch.optim.Optimizer, mapping: Mapping[int, Any]) -> None:
+    """Point an optimizer at the parameters that have taken the place of those it holds.
+
+    Args:
+        optimizer: an optimizer, prepared or not.
+        mapping: the new parameter for each old one, by the address of the old one's first element (`data_ptr`).
+
+    Raises:
+        KeyError: the optimizer holds a parameter that `mapping` doesn't have.
+    """
+    for group in optimizer.param_groups:
+        addresses = [each.data_ptr() if callable(each.data_ptr) else each.data_ptr for each in group["params"]]
+        missing = [number for number, address in enumerate(addresses) if address not in mapping]
+        if missing:
+            raise KeyError(
+                message(
+                    given=f"a mapping without parameter {missing[0]} of a group of {type(optimizer).__name__}",
+                    why="the optimizer would go on with a parameter that no model has any more",
+                    allowed="a new parameter for each old one, by its data_ptr()",
+                    do="build the mapping from the model that the optimizer was built from",
+                )
+            )
+        group["params"] = [mapping[address] for address in addresses]
+
+
+def ensure_weights_retied(
+    param_init_fn: Callable[[torch.nn.Module], Any], model: torch.nn.Module, device: Any
+) -> Callable[[torch.nn.Module], None]:
+    """Return a `param_init_fn` after which parameters that were one are one again.
+
+    Args:
+        param_init_fn: gives a module real parameters, each module its own.
+        model: the model on the meta device, whose tied parameters are the same object.
+        device: where what `param_init_fn` has left on the meta device goes, with values that mean nothing.
+    """
+    users: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                users.setdefault(id(parameter), []).append((module, name))
+    tied = {place: places for places in users.values() if len(places) > 1 for place in places}
+    made: dict[tuple[torch.nn.Module, str], Any] = {}
+
+    def init(module: torch.nn.Module) -> None:
+        param_init_fn(module)
+        if any(each is not None and each.is_meta for each in module._parameters.values()):
+            module.to_empty(device=device, recurse=False)
+        for name in module._parameters:
+            for place in tied.get((module, name), ()):
+                module._parameters[name] = made.setdefault(place, module._parameters[name])
+
+    return init

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from accelerate.base.messages import message, warn_once
 from accelerate.strategies.fsdp2.begin import Beginning, begin, materialise
+from accelerate.strategies.fsdp2.public import fsdp2_prepare_auto_wrap_policy
 from accelerate.strategies.fsdp2.recompute import recompute
 from accelerate.strategies.fsdp2.units import Unit, Units, ignored_modules_of, parameters_of, units_of
-from accelerate.strategies.mesh import collectives_over
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -42,10 +43,9 @@ def shard_model(
     ignored = parameters_of(left_alone)
     if plugin.param_init_fn is not None:
         materialise(model, plugin.param_init_fn)
-    collectives = collectives_over(mesh, runtime)
     device = runtime.device.torch_device
-    beginning = begin(model, collectives, device, only_main=bool(plugin.cpu_ram_efficient_loading))
-    units = units_of(model, plugin.auto_wrap_policy, ignored)
+    beginning = begin(model, runtime.collectives, device, only_main=bool(plugin.cpu_ram_efficient_loading))
+    units = units_of(model, policy_for(plugin, model), ignored)
     _recompute(model, units, plugin)
     job = _Job(plugin, mesh, ignored, beginning)
     for module in left_alone:
@@ -57,6 +57,16 @@ def shard_model(
         job.shard(unit, plugin.reshard_after_forward and unit is not units.ends[-1])
     job.shard((model,), None if plugin.reshard_after_forward is True else plugin.reshard_after_forward)
     return model
+
+
+def policy_for(plugin: FullyShardedDataParallelPlugin, model: torch.nn.Module) -> Any:
+    """Return which modules become units: as the plugin says, or a library that has replaced our function for it."""
+    face: Any = sys.modules.get("accelerate.utils.fsdp_utils")
+    choose = getattr(face, "fsdp2_prepare_auto_wrap_policy", fsdp2_prepare_auto_wrap_policy)
+    if choose is fsdp2_prepare_auto_wrap_policy:
+        return plugin.auto_wrap_policy
+    chosen = choose(plugin, model)
+    return None if chosen is None else lambda module, recurse, nonwrapped_numel: recurse or bool(chosen(module))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-from accelerate.base.messages import message
 from accelerate.checkpointing.optimizer_states import names_of_groups
 from accelerate.checkpointing.records import Record, names_by_identity
 from accelerate.config.enums import DistributedType
@@ -34,6 +33,7 @@ from accelerate.strategies.fsdp2.sharding import refuse_wrapped, shard_model, sh
 from accelerate.strategies.fsdp2.states import full_state, sharded_state, whole
 from accelerate.strategies.mesh import flat_mesh
 from accelerate.strategies.relink import relinked
+from accelerate.strategies.replaced import Replaced
 from accelerate.strategies.unwrap import peel
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class FullyShard(Strategy):
         self.plugin = setup.fsdp_plugin
         if self.precision.spec.compute is not None:
             self.plugin.set_mixed_precision(self.precision.spec.name)
-        self._replaced: dict[int, weakref.ref[Any]] = {}
+        self._replaced = Replaced()
         self._sharded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     @cached_property
@@ -60,7 +60,7 @@ class FullyShard(Strategy):
         layout, mesh = self.setup.parallelism, self.setup.mesh
         if layout is None or mesh is None:
             return flat_mesh(self.runtime)
-        return mesh[tuple(layout.fsdp_dim_names)]
+        return mesh[tuple(layout.fsdp_dim_names if layout.cp_enabled else layout.dp_dim_names)]
 
     def label(self) -> DistributedType:
         return DistributedType.FSDP
@@ -68,15 +68,7 @@ class FullyShard(Strategy):
     def check(self, bundle: Bundle) -> None:
         super().check(bundle)
         refuse_spread_models(bundle)
-        models = {id(parameter) for model in bundle.models for parameter in model.parameters()}
-        for optimizer in bundle.optimizers:
-            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            if any(self._is_replaced(parameter) for parameter in held if id(parameter) not in models):
-                raise ValueError(_stale(optimizer))
-
-    def _is_replaced(self, parameter: torch.Tensor) -> bool:
-        known = self._replaced.get(id(parameter))
-        return known is not None and known() is parameter
+        self._replaced.refuse_stale(bundle)
 
     def prepare(self, bundle: Bundle, one: One) -> None:
         self.prepare_data_loaders(bundle, one)
@@ -109,9 +101,9 @@ class FullyShard(Strategy):
         if getattr(model, "_is_accelerate_prepared", False):
             return model
         refuse_wrapped(model)
-        before = {id(parameter): weakref.ref(parameter) for parameter in model.parameters()}
+        self._replaced.note(model)
         sharded = shard(self.divide(model))
-        self._replaced.update(before)
+        self._replaced.forget(sharded)
         self._sharded.add(sharded)
         return sharded
 
@@ -178,12 +170,3 @@ class FullyShard(Strategy):
             full_state_dict=True, broadcast_from_rank0=True, strict=bool(kwargs.pop("strict", True))
         )
         return set_model_state_dict(peel(model, parallel=False)[0], dict(state), options=options)
-
-
-def _stale(optimizer: torch.optim.Optimizer) -> str:
-    return message(
-        given=f"a {type(optimizer).__name__} of a model that was sharded before it was prepared",
-        why="sharding has replaced the parameters that the optimizer holds, so it would train nothing",
-        allowed="prepare(model, optimizer) in one call, or an optimizer that is built from the prepared model",
-        do="pass the model and its optimizers to `prepare` together",
-    )

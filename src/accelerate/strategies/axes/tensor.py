@@ -1,0 +1,124 @@
+"""Tensor parallel: the matrices of layers divided over the ranks of an axis, which compute each layer together.
+
+A plan says which modules are divided and how; torch's styles do it, with DTensors. A model that transformers has
+divided while loading (`from_pretrained(..., tp_plan="auto")`) is taken as it is. What the plan leaves out is whole on
+every rank, with equal gradients.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+
+from accelerate.base.messages import message
+from accelerate.strategies.axes.base import Axis, Place
+from accelerate.strategies.axes.outside import replicate_rest
+from accelerate.strategies.axes.plan import plan_of, refuse_rest, resolved
+from accelerate.strategies.fsdp2.begin import Beginning, begin
+
+if TYPE_CHECKING:
+    from accelerate.strategies.bundle import Bundle
+
+
+@final
+class Tensor(Axis):
+    """Layers divided over ranks."""
+
+    name = "tp"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.given = getattr(place.settings, "plan", None)
+        #: Sharding, or replicas, make DTensors of everything; alone, this axis has to.
+        self.alone = place.layout.data_parallel_size == 1
+
+    def check(self, bundle: Bundle) -> None:
+        for model in bundle.models:
+            if getattr(model, "_is_accelerate_prepared", False):
+                continue
+            size = divided_by(model)
+            if size == 1:
+                resolved(model, plan_of(model, self.given))
+            elif size != self.mesh.size():
+                raise ValueError(
+                    message(
+                        given=f"a {type(model).__name__} divided over {size} ranks with tp_size={self.mesh.size()}",
+                        why="the model was divided for another number of processes when it was loaded",
+                        allowed=f"tp_size={size}, or a model that is divided over {self.mesh.size()}",
+                        do="load it with device_mesh=accelerator.torch_device_mesh['tp'] or tp_size as here",
+                    )
+                )
+
+    def prepare_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        mesh = self.mesh
+        if divided_by(model) == 1:
+            self._divide(model)
+        else:
+            mesh = next(each.device_mesh for each in model.parameters() if isinstance(each, DTensor))
+        if self.alone:
+            replicate_rest(model, mesh)
+        return model
+
+    def _divide(self, model: torch.nn.Module) -> None:
+        """Divide a model as the plan says, module by module, so that no more than one is whole on the device."""
+        styles = resolved(model, plan_of(model, self.given))
+        runtime = self.place.runtime
+        beginning = begin(model, runtime.collectives, runtime.device.torch_device, only_main=self.place.only_main)
+        divided: dict[torch.Tensor, torch.nn.Parameter] = {}
+        for name, style in styles.items():
+            module = model.get_submodule(name)
+            _place(module, beginning, divided)
+            before = dict(module.named_parameters(recurse=False))
+            parallelize_module(module, self.mesh, style, src_data_rank=None)
+            refuse_rest(module, name, self.mesh.size())
+            _tie_again(module, name, before, divided)
+        _refuse_half_tied(model, divided)
+        if not self.place.layout.dp_shard_enabled:  # sharding goes through the rest itself, unit by unit
+            beginning.place(model.modules())
+
+
+def _place(module: torch.nn.Module, beginning: Beginning, divided: dict[torch.Tensor, torch.nn.Parameter]) -> None:
+    """Give `module` the weights to begin with, unless it shares them with one that has been divided."""
+    if not any(parameter in divided for parameter in module.parameters(recurse=False)):
+        beginning.place([module])
+
+
+def _tie_again(
+    module: torch.nn.Module, name: str, before: dict[str, Any], divided: dict[torch.Tensor, torch.nn.Parameter]
+) -> None:
+    """Let parameters that were one before be one again, and note what each has become."""
+    for key, old in before.items():
+        new: Any = module._parameters[key]
+        known: Any = divided.setdefault(old, new)
+        if known is not new and known.placements != new.placements:
+            raise ValueError(
+                message(
+                    given=f"a plan that divides {name}.{key} otherwise than the module it shares this parameter with",
+                    why="one parameter can only be divided in one way",
+                    allowed="styles that divide it alike: embedding_rowwise and colwise for tied embeddings",
+                    do="change one of the two styles",
+                )
+            )
+        module._parameters[key] = known
+
+
+def _refuse_half_tied(model: torch.nn.Module, divided: dict[torch.Tensor, torch.nn.Parameter]) -> None:
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if divided.get(parameter, parameter) is not parameter:
+            raise ValueError(
+                message(
+                    given=f"a plan without {name.rpartition('.')[0]}, which shares its parameter with a module of it",
+                    why="the two would be different parameters afterwards",
+                    allowed="plans that name every module that uses a parameter they divide",
+                    do=f"add {name.rpartition('.')[0]!r} to the plan",
+                )
+            )
+
+
+def divided_by(model: torch.nn.Module) -> int:
+    """Return over how many ranks a model was divided when it was loaded; 1: not yet."""
+    sizes = [each.device_mesh.size() for each in model.parameters() if isinstance(each, DTensor)]
+    return max(sizes, default=1)

@@ -1,0 +1,129 @@
+"""Sizes of axes: where they come from, which go together, and what is nearest to those that don't fit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from accelerate.base.messages import forget_warnings
+from accelerate.config.arguments import choose_parallelism
+from accelerate.config.option import option_of
+from accelerate.config.parallelism import AXES, ParallelismConfig, ParallelismSettings, nearest_sizes, products
+from accelerate.config.tensor_parallel import TorchTensorParallelConfig, TorchTensorParallelPlugin
+
+
+def sizes(**given):
+    return {axis: given.get(axis, 1) for axis in AXES}
+
+
+@pytest.mark.parametrize(
+    ("given", "processes", "first"),
+    [
+        ({"dp_shard": 3}, 2, "dp_shard_size=2"),
+        ({"dp_shard": 4, "tp": 3}, 8, "dp_shard_size=4 x tp_size=2"),
+        ({"tp": 8}, 4, "tp_size=4"),
+        ({"dp_shard": 2, "cp": 2, "tp": 2}, 16, "dp_shard_size=2 x cp_size=2 x tp_size=4"),
+        ({"dp_replicate": 2, "dp_shard": 2}, 1, "sizes of 1"),
+        ({"pp": 2, "dp_shard": 7}, 16, "pp_size=2 x dp_shard_size=8"),
+    ],
+)
+def test_nearest_sizes(given, processes, first):
+    found = nearest_sizes(sizes(**given), processes)
+    assert found[0] == first
+    assert 1 <= len(found) <= 3
+
+
+def test_every_product_is_found_once():
+    found = list(products(12, 3))
+    assert len(found) == len(set(found)) == 18
+    assert all(one * two * three == 12 for one, two, three in found)
+
+
+def validate(config, processes, fsdp=False):
+    state = SimpleNamespace(fsdp_plugin=object()) if fsdp else SimpleNamespace()
+    config._validate_accelerator(SimpleNamespace(num_processes=processes, state=state))
+
+
+def test_a_product_that_does_not_fit_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="dp_shard_size=4 x tp_size=2") as error:
+        validate(ParallelismConfig(dp_shard_size=4, tp_size=3), 8, fsdp=True)
+    assert "--num_processes 12" in str(error.value)
+
+
+@pytest.mark.parametrize(("fsdp", "axis"), [(True, "dp_shard"), (False, "dp_replicate")])
+def test_sizes_of_one_are_found_out(fsdp, axis):
+    config = ParallelismConfig()
+    validate(config, 4, fsdp=fsdp)
+    assert config.active_mesh_dims == [axis]
+
+
+def test_attributes_that_a_script_assigns_count():
+    config = ParallelismConfig()
+    config.tp_size, config.dp_shard_size = 2, 4
+    validate(config, 8)
+    assert config._get_mesh() == (("dp_shard", "tp"), (4, 2))
+
+
+def test_the_order_of_axes():
+    config = ParallelismConfig(tp_size=2, pp_size=2, dp_shard_size=2, dp_replicate_size=2, cp_size=2)
+    assert config.active_mesh_dims == ["pp", "dp_replicate", "dp_shard", "cp", "tp"]
+    assert config.non_dp_dim_names == ["pp", "cp", "tp"]
+    assert (config.total_size, config.data_parallel_size, config.non_data_parallel_size) == (32, 4, 8)
+    assert config.pp_enabled
+
+
+def test_a_handler_of_an_axis_without_ranks_warns():
+    forget_warnings()
+    with pytest.warns(UserWarning, match="tp_handler has no effect"):
+        ParallelismConfig(tp_handler=TorchTensorParallelConfig(plan={"head": "colwise"}))
+
+
+def test_unknown_purposes_are_refused():
+    config = ParallelismConfig()
+    assert config.view("loss") is None
+    with pytest.raises(ValueError, match="Did you mean 'shard'?"):
+        config.view("shards")
+
+
+PLAN = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}
+
+
+@pytest.mark.parametrize("given", [PLAN, "layers.*.up=colwise, layers.*.down=rowwise,"])
+def test_plans(given):
+    declared = option_of(ParallelismSettings, "tp_plan")
+    assert declared.read(given, "a test") == PLAN
+    assert declared.kind.parse(declared.kind.format(PLAN)) == PLAN
+
+
+@pytest.mark.parametrize("given", ["layers.*.up", 3])
+def test_what_is_no_plan(given):
+    with pytest.raises(ValueError, match="layers.*.q_proj=colwise"):
+        option_of(ParallelismSettings, "tp_plan").read(given, "a test")
+
+
+def test_a_plan_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("PARALLELISM_CONFIG_TP_PLAN", "head=colwise_gather_output")
+    assert ParallelismConfig(tp_size=2).tp_handler.plan == {"head": "colwise_gather_output"}
+    assert TorchTensorParallelConfig(plan=PLAN).plan == PLAN
+
+
+def test_the_plugin_of_earlier_releases():
+    assert choose_parallelism(None, TorchTensorParallelPlugin(tp_size=2)).tp_size == 2
+    assert choose_parallelism(None, TorchTensorParallelPlugin()) is None
+    with pytest.raises(ValueError, match="one of them"):
+        choose_parallelism(ParallelismConfig(tp_size=4), TorchTensorParallelPlugin(tp_size=2))
+    with pytest.raises(ValueError, match="from 1 on"):
+        TorchTensorParallelPlugin(tp_size=0)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: TorchTensorParallelConfig(enable_async_tp=True),
+        lambda: TorchTensorParallelPlugin(torch_device_mesh=object()),
+    ],
+)
+def test_what_is_not_there_is_refused(build):
+    with pytest.raises(NotImplementedError, match="leave it out"):
+        build()
