@@ -26,14 +26,17 @@ class Command:
 
 #: A new command is a line here.
 COMMANDS: dict[str, Command] = {
-    "config": Command("accelerate.commands.config:get_config_parser", "answer questions, and write the config file"),
-    "estimate-memory": Command(
-        "accelerate.commands.estimate:estimate_command_parser", "estimate the memory that a model takes"
+    "completion": Command(
+        "accelerate.commands.completion:completion_command_parser", "print what a shell needs to complete commands"
     ),
+    "config": Command("accelerate.commands.config:get_config_parser", "answer questions, and write the config file"),
     "doctor": Command(
         "accelerate.commands.doctor:doctor_command_parser", "check what makes runs fail before they start"
     ),
     "env": Command("accelerate.commands.env:env_command_parser", "print the facts that a bug report needs"),
+    "estimate-memory": Command(
+        "accelerate.commands.estimate:estimate_command_parser", "estimate the memory that a model takes"
+    ),
     "launch": Command(
         "accelerate.commands.launch:launch_command_parser", "start a script, on as many processes as wanted"
     ),
@@ -45,6 +48,7 @@ COMMANDS: dict[str, Command] = {
     "to-fsdp2": Command(
         "accelerate.commands.to_fsdp2:to_fsdp2_command_parser", "turn a config file of FSDP 1 into one of FSDP 2"
     ),
+    "tpu-config": Command("accelerate.commands.tpu:tpu_command_parser", "run commands on every machine of a TPU pod"),
 }
 
 
