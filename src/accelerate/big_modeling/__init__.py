@@ -6,7 +6,8 @@ may hold; `planner` divides the parts of a `tree` among them, and `device_map` m
 by the `shapes` of transformers, and `sources` finds the model that a person names, as a `skeleton` if need be.
 `spans` and `checkpoint_file` find tensors in files, `loading` brings them to their places. `store` is the format of
 offload folders, `offloaded` the mapping that hooks get weights from, and `dispatch` puts the hooks on a model. The
-`engine` behind that mapping learns the `order` in which modules run and reads ahead.
+`engine` behind that mapping learns the `order` in which modules run and reads ahead. `quantization` loads linear layers
+in few bits, and `stages` and `batches` are what pipelines for inference are made of.
 """
 
 from __future__ import annotations
