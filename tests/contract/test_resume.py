@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from accelerate.utils import GradientAccumulationPlugin
+
 from .conftest import world_of
 from .recipes import data
 
@@ -124,6 +126,9 @@ PLANS = {
     "accumulation": Plan(steps=3),
     "accumulation, bf16": Plan(steps=3, precision="bf16"),
     "accumulation, weighted": Plan(steps=3, weighted=True),
+    "accumulation, schedules by the batch": Plan(
+        options={"gradient_accumulation_plugin": GradientAccumulationPlugin(num_steps=3, adjust_scheduler=False)}
+    ),
     "workers": Plan(workers=2, saves=(1, 5, 9)),
     "workers, accumulation": Plan(workers=1, steps=2, saves=(2, 7)),
     "seedable sampler": Plan(sampler="seedable"),

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from accelerate.devices.device import build_device
-from accelerate.devices.random import rng_state, seed_everything, set_rng_state
-from accelerate.devices.specs import CPU, XPU
+from accelerate.devices.random import NUMPY_KEY, PYTHON_KEY, TORCH_KEY, rng_state, seed_everything, set_rng_state
+from accelerate.devices.specs import CPU, SPECS, XPU, spec_for
 
 
 def draw() -> tuple[float, float, float]:
@@ -65,6 +65,24 @@ def test_the_state_of_the_device_has_a_name_of_its_own(machine) -> None:
     backend.states = [torch.tensor([9], dtype=torch.uint8)] * 2
     set_rng_state(states, device=device)
     assert [state.tolist() for state in backend.states] == [[0], [1]]
+
+
+@pytest.mark.parametrize("name", ["cuda", "xpu"])
+def test_states_of_all_devices_of_a_kind_go_out_and_back(machine, name: str) -> None:
+    backend, spec = machine.add(name), spec_for(name)
+    device = build_device(spec, 0)
+    states = rng_state(device)
+    assert sorted(states) == sorted([NUMPY_KEY, PYTHON_KEY, TORCH_KEY, spec.rng_key])
+    before = [state.clone() for state in states[spec.rng_key]]
+    backend.states = [torch.tensor([9], dtype=torch.uint8)] * len(before)
+    assert set_rng_state(states, device=device) == []
+    assert all(map(torch.equal, backend.states, before))
+
+
+def test_checkpoints_know_the_states_of_every_kind_of_device_by_a_name() -> None:
+    named = ("mps", "mlu", "sdaa", "musa", "npu", "hpu", "cuda", "xpu", "neuron")
+    expected = {name: f"torch_{name}_manual_seed" for name in named}
+    assert {spec.name: spec.rng_key for spec in SPECS} == {**expected, "xla": "xm_seed", "cpu": None}
 
 
 def test_what_is_missing_is_told(machine, cpu) -> None:
