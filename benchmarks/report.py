@@ -161,7 +161,9 @@ def as_json(result: dict) -> str:
     def rounded(value: object) -> object:
         if isinstance(value, dict):
             return {key: rounded(inner) for key, inner in value.items()}
-        return [round(number, 8) for number in value] if isinstance(value, list) else value
+        if isinstance(value, list):
+            return [rounded(inner) for inner in value]
+        return round(value, 8) if isinstance(value, float) else value
 
     flat = {key: value for key, value in result.items() if key != "blocks"}
     lines = [f'  "{row}": {json.dumps(rounded(blocks))}' for row, blocks in result["blocks"].items()]

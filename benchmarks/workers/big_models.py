@@ -203,6 +203,7 @@ def plan(folder: Path, scratch: Path, layers: int) -> tuple[Case, Case]:
 def build_empty(folder: Path, scratch: Path, layers: int) -> tuple[Case, Case]:
     """A model without memory."""
     shape = Shape(layers=layers)
+    empty(Shape(layers=1))  # the first tensors on meta load what torch needs for them
 
     def base(_: None) -> None:
         with torch.device("meta"):
