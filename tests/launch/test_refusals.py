@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[str, str, Hardware, list[str]]] = {
         "SCRIPT",
         "{distributed_type: DEEPSPEED, num_processes: 4}",
         FOUR_GPUS,
-        ["`distributed_type: DEEPSPEED` in c.yaml", "no launcher", "slurm job, mpirun, slurm, torchrun, single"],
+        ["`distributed_type: DEEPSPEED` in c.yaml", "no launcher", "slurm job, ray, mpirun, slurm, torchrun, single"],
     ),
 }
 

@@ -48,6 +48,13 @@ class LaunchOptions:
         group=SCRIPT,
         help="Say nothing about defaults; a failure of the script ends in its exit code, without an exception.",
     )
+    launcher: str | None = option(
+        None,
+        kind=Choice(("ray",)),
+        flag="--launcher",
+        group=SCRIPT,
+        help="Have this start the processes, rather than what fits the other settings.",
+    )
     submit: str | None = option(
         None,
         kind=Choice(("slurm",)),

@@ -12,6 +12,7 @@ from accelerate.launchers.settings import LaunchSettings
 
 BUILT_IN: dict[str, str] = {
     "slurm job": "accelerate.launchers.submit:SubmitLauncher",
+    "ray": "accelerate.launchers.ray:RayLauncher",
     "mpirun": "accelerate.launchers.mpirun:MpirunLauncher",
     "slurm": "accelerate.launchers.slurm:SlurmLauncher",
     "torchrun": "accelerate.launchers.torchrun:TorchrunLauncher",
