@@ -109,13 +109,13 @@ class Worker:
     def work(self, argv: Sequence[str], env: Mapping[str, str], folder: str) -> int:
         """Run a process in `folder`, if this machine has it, and return its exit code."""
         here = folder if os.path.isdir(folder) else None
-        process = subprocess.Popen(
+        with subprocess.Popen(
             argv, env={**os.environ, **env}, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", file=sys.stderr, flush=True)
-        return process.wait()
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", file=sys.stderr, flush=True)
+            return process.wait()
 
 
 def _run(ray: Any, plan: LaunchPlan) -> int:
@@ -166,9 +166,8 @@ def _wait(ray: Any, plan: LaunchPlan, tasks: dict[Any, int]) -> int:
         done, left = ray.wait(left, num_returns=1)
         code = ray.get(done[0])
         if code:
-            say(
-                f"rank {tasks[done[0]]} of {plan.num_processes} {Ending(tasks[done[0]], 0, code)}; the others were stopped"
-            )
+            rank = tasks[done[0]]
+            say(f"rank {rank} of {plan.num_processes} {Ending(rank, 0, code)}; the others were stopped")
             return exit_code(code)
     return 0
 
