@@ -113,7 +113,8 @@ def estimate(side: Side) -> dict[str, Pairs]:
     command = [str(side.scripts / "accelerate"), "estimate-memory", str(configured())]
     try:
         taken = time_command(command, HF_HUB_OFFLINE="1")
-    except RuntimeError:
+    except RuntimeError as error:
+        print(f"  {side.name}: estimate-memory failed: {str(error).splitlines()[-1]}", file=sys.stderr)
         return {}
     return {"estimate": Pairs([time_command([side.python, "-c", "import torch"])], [taken])}
 
