@@ -234,7 +234,13 @@ def test_everything_that_is_written_is_kept_and_given(load, tmp_path):
     assert config.to_dict() == FULL
     assert config.given == set(FULL)
     plain = [options(ClusterConfig)[name].dest for name in FULL if name not in SECTIONS]
-    assert set(config.values()) == {*plain, "dynamo_backend", "fsdp_version", "mpirun_hostfile", "parallelism_config_tp_size"}
+    assert set(config.values()) == {
+        *plain,
+        "dynamo_backend",
+        "fsdp_version",
+        "mpirun_hostfile",
+        "parallelism_config_tp_size",
+    }
     config.to_json_file(tmp_path / "out.json")
     assert json.loads((tmp_path / "out.json").read_text()) == FULL
     assert ClusterConfig.from_json_file(tmp_path / "out.json") == config
