@@ -1,10 +1,9 @@
-"""How long planning takes, and how good the plans are.
+"""How good plans are: those of both libraries for the models and budgets in `workers/planner.py`.
 
-`python -m benchmarks.run planner` times the planner beside a walk that sums the sizes of all tensors. `python -m
-benchmarks.planner` compares the plans of both libraries for the models and budgets in `workers/planner.py`, and writes
-`results/plans.json`. A plan is worse than another if it leaves out part of the model, goes over a budget by more, reads
-more from the disk, leaves more off the accelerators, or changes the device more often, in this order. Both need
-transformers in both environments; it builds the models, on meta.
+`python -m benchmarks.planner` writes `results/plans.json`, prints the plans that differ, and fails if one of ours is
+worse. A plan is worse than another if it leaves out part of the model, goes over a budget by more, reads more from the
+disk, leaves more off the accelerators, or changes the device more often, in this order. Both environments need
+transformers, which builds the models, on meta. How long planning takes is in `big_models`.
 """
 
 from __future__ import annotations
@@ -15,27 +14,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import RESULTS, WORKERS, Pairs, Row, Side, Suite, environment, machine, run_worker, sides
-
-WALK = "one walk that sums sizes"
-ROWS = {
-    "llama": Row("`infer_auto_device_map`, LLaMA of 200 layers, 2,607 modules, layers not split", WALK, "<= 1.5x"),
-    "llama_split": Row("the same, layers may be split", WALK, "<= 1.5x"),
-    "wide": Row("`infer_auto_device_map`, 20,001 modules", WALK, "< 0.5 s"),
-}
+from benchmarks.harness import RESULTS, WORKERS, Side, environment, machine, sides
 
 #: What is bad about a plan, from the worst; see `judge` in the worker.
 FAULTS = ("uncovered", "overflow", "disk", "offloaded", "crossings")
 
 TIMEOUT = 900
-
-
-def measure(side: Side) -> dict[str, Pairs]:
-    """Time the planner of one library."""
-    return run_worker(side, "planner.py", "--time", "5")
-
-
-SUITE = Suite(name="planner", title="Planning", rows=ROWS, measure=measure, rounds=3)
 
 
 def plans(side: Side) -> dict[str, dict]:

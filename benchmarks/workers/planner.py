@@ -1,7 +1,7 @@
 """Plans of models as transformers builds them from their configurations, on meta, and what each plan costs.
 
 Runs under either library: the maps come from its public functions, and are judged by what is written here, which knows
-torch only. `--time` measures the planner instead.
+torch only.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import argparse
 import itertools
 import json
 import logging
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -180,55 +178,14 @@ def compare() -> dict[str, dict[str, float]]:
     return found
 
 
-def walk(model: torch.nn.Module) -> int:
-    """Sum the sizes of all tensors, which is the least that a planner has to look at."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def clock(function: Callable[[], object]) -> float:
-    """Return the seconds that a call takes."""
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
-
-
-def timed(blocks: int) -> dict[str, dict[str, list[float]]]:
-    """Time the planner beside a walk over the same model."""
-    deep = build("llama-7b").config
-    deep.num_hidden_layers = 200
-    with torch.device("meta"):
-        llama = transformers.LlamaForCausalLM(deep)
-        wide = torch.nn.ModuleList(
-            torch.nn.ModuleList(
-                [*(torch.nn.Linear(8, 8) for _ in range(4)), torch.nn.Sequential(*map(torch.nn.LayerNorm, range(1, 5)))]
-            )
-            for _ in range(2000)
-        )
-    budget = {0: "10GiB", 1: "10GiB", "cpu": "24GiB"}
-    cases = {
-        "llama": lambda: infer_auto_device_map(llama, budget, no_split_module_classes=["LlamaDecoderLayer"]),
-        "llama_split": lambda: infer_auto_device_map(llama, budget),
-        "wide": lambda: infer_auto_device_map(wide, {0: 200_000, 1: 500_000, "cpu": 10**9}),
-    }
-    found = {}
-    for row, call in cases.items():
-        model = wide if row == "wide" else llama
-        call()
-        pairs = [(clock(lambda: walk(model)), clock(call)) for _ in range(blocks)]  # noqa: B023
-        found[row] = {"base": [base for base, _ in pairs], "library": [library for _, library in pairs]}
-    return found
-
-
 def main() -> None:
-    """Plan, or time the planner, and write what was found."""
+    """Plan, and write what was found."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--result", required=True)
-    parser.add_argument("--time", type=int, default=0, help="how many blocks of the planner to time")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    Path(args.result).write_text(json.dumps(timed(args.time) if args.time else compare()))
+    Path(args.result).write_text(json.dumps(compare()))
 
 
 if __name__ == "__main__":
