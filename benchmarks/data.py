@@ -55,7 +55,7 @@ def draw_scaling(result: dict, path: Path) -> None:
             found = {processes: samples_per_second(result, processes, workers, name) for processes in PROCESSES}
             bars = {processes + 0.27 * (number - 1): value for processes, value in found.items() if value}
             panel.bar(list(bars), list(bars.values()), 0.25, color=color, label=name)
-        panel.set(title=f"{workers} workers per process", xlabel="processes", xticks=PROCESSES)
+        panel.set(title=f"{workers} worker{'s' * (workers != 1)} per process", xlabel="processes", xticks=PROCESSES)
     panels[0].set_ylabel("samples/s, all processes")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, dpi=150)
