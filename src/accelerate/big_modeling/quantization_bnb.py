@@ -46,7 +46,11 @@ class BnbQuantizer(Quantizer):
         """Return the layer of bitsandbytes, with its weight quantized on `device`."""
         layer = bnb_layer(linear, self.config)
         layer.weight.data = layer.weight.data.to(device="cpu", dtype=self.config.torch_dtype)
-        layer.weight = layer.weight.to(device)
+        layer.weight = weight = layer.weight.to(device)
+        if device.type == "cpu":  # into memory that quantizing has given back, or the heap grows with every layer
+            weight.data = weight.data.clone()
+            if self.config.load_in_8bit:
+                weight.CB = weight.data
         return layer
 
     def offload(self, layer: Any) -> torch.nn.Module:
