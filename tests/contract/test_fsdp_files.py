@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from .sharded import Case, accelerator_for, build, groups, language, loss_of, micro_batches
 
 V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+V1 = {"use_orig_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 LAYOUTS = {
     "by shard": ("SHARDED_STATE_DICT", True, {"pytorch_model_fsdp_1", "optimizer_1"}),
     "whole": ("FULL_STATE_DICT", True, {"pytorch_model_fsdp_1.bin", "optimizer_1.bin"}),
@@ -49,9 +50,15 @@ def round_trip(case: Case, folder: str, use_dcp: bool) -> tuple[bool, bool, list
     load_fsdp_model(plugin, accelerator, other, folder, 1, use_dcp=use_dcp)
     load_fsdp_optimizer(plugin, accelerator, other_optimizer, other, folder, 1, use_dcp=use_dcp)
     weights = all(map(same, model.state_dict().values(), other.state_dict().values()))
-    pairs = zip(optimizer.state.values(), other_optimizer.state.values(), strict=True)
+    pairs = zip(states_in_order(optimizer), states_in_order(other_optimizer), strict=True)
     states = all(same(one[key], two[key]) for one, two in pairs for key in one)
     return weights, states, sorted(path.name for path in Path(folder).iterdir())
+
+
+def states_in_order(optimizer: Any) -> list[dict[str, torch.Tensor]]:
+    """Return the states of the parameters that this rank has a part of, in the order of the groups."""
+    held = (each for group in optimizer.param_groups for each in group["params"] if each.numel())
+    return [optimizer.state[each] for each in held]
 
 
 def same(one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -64,6 +71,42 @@ def same(one: torch.Tensor, two: torch.Tensor) -> bool:
 def test_save_and_load(pair, tmp_path, layout, use_dcp, files):
     case = Case(plugin={**V2, "state_dict_type": layout})
     assert pair.run(round_trip, case, str(tmp_path / "new"), use_dcp) == [(True, True, sorted(files))] * 2
+
+
+OF_FLAT = {
+    "by shard": ("SHARDED_STATE_DICT", True, {"pytorch_model_fsdp_1", "optimizer_1"}),
+    "whole": ("FULL_STATE_DICT", True, {"pytorch_model_fsdp_1.bin", "optimizer_1.bin"}),
+    "flat parts": (
+        "LOCAL_STATE_DICT",
+        True,
+        {*(f"pytorch_model_fsdp_1_rank{rank}.bin" for rank in (0, 1)), "optimizer_1"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("layout", "use_dcp", "files"), OF_FLAT.values(), ids=OF_FLAT.keys())
+def test_save_and_load_flat_parameters(pair, tmp_path, layout, use_dcp, files):
+    case = Case(plugin={**V1, "state_dict_type": layout})
+    assert pair.run(round_trip, case, str(tmp_path / "new"), use_dcp) == [(True, True, sorted(files))] * 2
+
+
+def chosen_by_others(case: Case) -> list[str]:
+    """Return what becomes a unit when a library has put another function in the place of ours."""
+    from torch.distributed.fsdp import FSDPModule
+
+    from accelerate.utils import fsdp_utils
+
+    ours = fsdp_utils.fsdp2_prepare_auto_wrap_policy
+    fsdp_utils.fsdp2_prepare_auto_wrap_policy = lambda plugin, model: lambda module: module is model.layers[1]
+    try:
+        _, model, _ = trained(case, 1)
+    finally:
+        fsdp_utils.fsdp2_prepare_auto_wrap_policy = ours
+    return [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
+
+
+def test_another_function_may_choose_the_units(pair):
+    assert pair.run(chosen_by_others, Case()) == [["", "embeddings", "layers.1", "norm", "head"]] * 2
 
 
 def refused(case: Case, folder: str) -> str:

@@ -367,6 +367,30 @@ def test_what_a_mesh_says():
         assert each["total"] == 4
 
 
+def flat(case: Case) -> list[Any]:
+    """Prepare two models whose parameters have the same names, and one that is prepared already."""
+    accelerator = accelerator_for(case)
+    models = [language(0), language(1)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    *models, one, two = accelerator.prepare(*models, *optimizers)
+    later = torch.optim.SGD(models[0].parameters(), lr=0.1)
+    _, later = accelerator.prepare(models[0], later)
+    own = [{id(parameter) for parameter in model.parameters()} for model in models]
+    held = [
+        {id(each) for group in optimizer.param_groups for each in group["params"]} for optimizer in (one, two, later)
+    ]
+    return [
+        held[0] == own[0],
+        held[1] == own[1],
+        held[2] == own[0],
+        accelerator.unwrap_model(models[0]).__class__.__name__,
+    ]
+
+
+def test_flat_parameters_go_to_the_optimizer_of_their_model(pair):
+    assert pair.run(flat, Case(plugin={})) == [[True, True, True, "Language"]] * 2
+
+
 def construction(case: Case) -> str:
     try:
         accelerator_for(case)

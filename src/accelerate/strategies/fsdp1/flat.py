@@ -38,31 +38,50 @@ def names_of_flat(root: torch.nn.Module) -> dict[torch.Tensor, list[str]]:
     return found
 
 
-def link(optimizer: Any, names: list[list[str | None]], kept: list[list[Any]], roots: Sequence[Any]) -> None:
-    """Point an optimizer that was built from bare models at the flat parameters.
+class Held:
+    """What an optimizer holds of bare models, noted before they are wrapped.
 
     Args:
-        optimizer: the optimizer.
-        names: the names of its parameters, group by group; None for those of no model.
-        kept: its parameters that belong to no model, group by group.
-        roots: the wrapped models.
-
-    Raises:
-        ValueError: two groups share a flat parameter, or the optimizer trains only a part of one.
+        optimizer: the optimizer, prepared or not.
+        models: the models, bare but for those that were prepared before.
     """
-    of_group = {name: index for index, group in enumerate(names) for name in group if name is not None}
-    groups: list[list[Any]] = [list(each) for each in kept]
-    for root in roots:
-        for flat, parts in names_of_flat(root).items():
-            chosen = {of_group.get(name) for name in parts}
-            if len(chosen) > 1:
-                raise ValueError(_several(optimizer, parts, of_group))
-            (index,) = chosen
-            if index is not None:
-                groups[index].append(flat)
-    for group, parameters in zip(optimizer.param_groups, groups, strict=True):
-        group["params"] = parameters
-    _names[getattr(optimizer, "optimizer", optimizer)] = names
+
+    def __init__(self, optimizer: Any, models: Sequence[torch.nn.Module]) -> None:
+        self.optimizer = optimizer
+        known = {
+            id(parameter): (place, canonical_name(name))
+            for place, model in enumerate(models)
+            if next(units_in(model), None) is None  # what is flat already stays as it is
+            for name, parameter in model.named_parameters()
+        }
+        groups = [[(known.get(id(each)), each) for each in group["params"]] for group in optimizer.param_groups]
+        self.names = [[None if place is None else place[1] for place, _ in group] for group in groups]
+        self._of_group = {place: index for index, group in enumerate(groups) for place, _ in group if place is not None}
+        self._others = [[each for place, each in group if place is None] for group in groups]
+
+    def link(self, roots: Sequence[torch.nn.Module]) -> None:
+        """Point the optimizer at the flat parameters of the wrapped models.
+
+        Args:
+            roots: the wrapped models, in the order of the bare ones.
+
+        Raises:
+            ValueError: two groups share a flat parameter, or the optimizer trains only a part of one.
+        """
+        if not self._of_group:
+            return
+        groups: list[list[Any]] = [list(each) for each in self._others]
+        for place, root in enumerate(roots):
+            for flat, parts in names_of_flat(root).items():
+                chosen = {name: self._of_group.get((place, name)) for name in parts}
+                if len(set(chosen.values())) > 1:
+                    raise ValueError(_several(self.optimizer, chosen))
+                index = chosen[parts[0]]
+                if index is not None:
+                    groups[index].append(flat)
+        for group, parameters in zip(self.optimizer.param_groups, groups, strict=True):
+            group["params"] = parameters
+        _names[getattr(self.optimizer, "optimizer", self.optimizer)] = self.names
 
 
 def names_of(optimizer: Any, roots: Sequence[torch.nn.Module]) -> list[list[str | None]]:
@@ -76,8 +95,9 @@ def names_of(optimizer: Any, roots: Sequence[torch.nn.Module]) -> list[list[str 
     return [[name for each in group["params"] for name in known.get(each, [None])] for group in inner.param_groups]
 
 
-def _several(optimizer: Any, parts: Sequence[str], of_group: dict[str, int]) -> str:
-    one, other = (next(n for n in parts if of_group.get(n) == g) for g in list({of_group.get(n) for n in parts})[:2])
+def _several(optimizer: Any, chosen: dict[str, int | None]) -> str:
+    (one, group), *rest = chosen.items()
+    other = next(name for name, another in rest if another != group)
     return message(
         given=f"a {type(optimizer).__name__} that treats {one} and {other} differently",
         why="with use_orig_params=False both are parts of one flat tensor, which has one group of settings",

@@ -7,6 +7,7 @@ are.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,9 @@ class FlatOptimizerRecord(ShardedOptimizerRecord):
 
     def _own(self) -> Any:
         """Return the state of which this rank has its part."""
-        return get_optimizer_state_dict(self.root, self.inner)
+        with warnings.catch_warnings():  # torch remarks on its own code, at every call
+            warnings.filterwarnings("ignore", message=".*_get_pg_default_device|Multiple backends are registered")
+            return get_optimizer_state_dict(self.root, self.inner)
 
     def check(self, source: Source) -> list[str]:
         name = self.file(source)
@@ -218,7 +221,9 @@ class FlatOptimizerRecord(ShardedOptimizerRecord):
             saved = source.object(name)
             saved = saved if is_named(saved) else by_name(saved, self.names)
         state: Any = {name: _parts(each, own["state"].get(name, {})) for name, each in saved["state"].items()}
-        set_optimizer_state_dict(self.root, self.inner, {**saved, "state": state})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*_get_pg_default_device|Multiple backends are registered")
+            set_optimizer_state_dict(self.root, self.inner, {**saved, "state": state})
 
 
 class WholeFlatOptimizerRecord(FlatOptimizerRecord):

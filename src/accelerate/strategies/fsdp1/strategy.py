@@ -17,13 +17,12 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from accelerate.base.messages import message
-from accelerate.checkpointing.optimizer_states import names_of_groups
-from accelerate.checkpointing.records import Record, names_by_identity
+from accelerate.checkpointing.records import Record
 from accelerate.config.enums import DistributedType, DynamoBackend
 from accelerate.strategies.base import One, Setup, Strategy, refuse_spread_models
 from accelerate.strategies.bundle import Bundle
 from accelerate.strategies.compile import compile_model
-from accelerate.strategies.fsdp1.flat import Shards, link, names_of, names_of_flat
+from accelerate.strategies.fsdp1.flat import Held, Shards, names_of
 from accelerate.strategies.fsdp1.records import (
     FlatModelRecord,
     FlatOptimizerRecord,
@@ -124,19 +123,10 @@ class FullySharded(Strategy):
 
     def _prepare_flat(self, bundle: Bundle, one: One) -> None:
         """Wrap the models of `bundle`, and point its optimizers at the flat parameters."""
-        known = names_by_identity(bundle.models)
-        held = [(each, names_of_groups(each, known)) for each in bundle.optimizers]
-        kept = [
-            [[each for each in group["params"] if id(each) not in known] for group in optimizer.param_groups]
-            for optimizer, _ in held
-        ]
+        held = [Held(each, bundle.models) for each in bundle.optimizers]
         roots = self._prepare_models(bundle, one)
-        flat = {parameter for root in roots for parameter in names_of_flat(root)}
-        for (optimizer, names), others in zip(held, kept, strict=True):
-            if any(name is not None for group in names for name in group) and not flat.intersection(
-                each for group in others for each in group
-            ):
-                link(optimizer, names, others, roots)
+        for each in held:
+            each.link(roots)
 
     def prepare_model(
         self, model: torch.nn.Module, *, place: bool, autocast: bool, evaluation_mode: bool
