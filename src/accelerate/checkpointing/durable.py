@@ -134,6 +134,10 @@ class Sink:
                 self._begun = self._checksum.size
         return len(view)
 
+    def tell(self) -> int:
+        """Return how many bytes were written."""
+        return self._checksum.size
+
     def flush(self) -> None:
         """Do nothing: nothing is buffered here, and `finish` brings it to the disk."""
 

@@ -104,7 +104,7 @@ def write_object(sink: Sink, obj: Any) -> None:
     The checksums inside of its format are left out: the sink takes a faster one of the whole file.
     """
     try:
-        with _without_crc32():
+        with without_crc32():
             torch.save(plain(obj), cast(IO[bytes], sink))  # all that it asks of a file is `write` and `flush`
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):  # torch wonders why the file is too short
@@ -113,7 +113,7 @@ def write_object(sink: Sink, obj: Any) -> None:
 
 
 @contextmanager
-def _without_crc32() -> Iterator[None]:
+def without_crc32() -> Iterator[None]:
     """Let `torch.save` leave out CRC-32, where it can be told to."""
     tell = getattr(torch.serialization, "set_crc32_options", None)
     if tell is None:

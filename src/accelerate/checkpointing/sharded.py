@@ -6,6 +6,7 @@ other rank: each one finds out from the folder's metadata which parts of which f
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,10 +16,12 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from accelerate.checkpointing.durable import FileFact, fact_of, flush_folder
-from accelerate.checkpointing.metadata import METADATA, SafePlanner, SafeReader, paths_in
+from accelerate.checkpointing.durable import FileFact, Sink, flush_folder
+from accelerate.checkpointing.metadata import SafePlanner, SafeReader, paths_in
+from accelerate.checkpointing.objects import without_crc32
 from accelerate.comm.collectives import Collectives
 
 Key: TypeAlias = tuple[Any, ...]
@@ -31,13 +34,42 @@ def write_shards(folder: Path, state: Mapping[str, Any], collectives: Collective
         what the files look like that this rank has written, by name with the folder's.
     """
     group = getattr(collectives, "group", None)
-    alone = not dist.is_initialized()
-    with _alone():
-        dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(folder), process_group=group, no_dist=alone)
-    rank = collectives.rank
-    mine = [*folder.glob(f"__{rank}_*.distcp"), *([folder / METADATA] if rank == 0 else [])]
+    writer = dcp.FileSystemWriter(folder, sync_files=False)  # the sinks bring files to the disk
+    writer.fs = files = SummedFiles()
+    with _alone(), without_crc32():
+        dcp.save(dict(state), storage_writer=writer, process_group=group, no_dist=not dist.is_initialized())
     flush_folder(folder)
-    return {f"{folder.name}/{path.name}": fact_of(path) for path in mine}
+    return {f"{folder.name}/{name}": fact for name, fact in files.facts.items()}
+
+
+class SummedFiles(FileSystem):
+    """Where DCP writes its files, each into a sink; `facts` says what they look like, by name."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, FileFact] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        """Open a new file for writing."""
+        assert mode == "wb", "a folder of shards is written once"
+        sink = ShardSink(Path(path))
+        try:
+            yield sink
+            self.facts[sink.path.name] = sink.finish()
+        finally:
+            super(ShardSink, sink).close()
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """Give a file another name, also in `facts`."""
+        super().rename(path, new_path)
+        self.facts[Path(new_path).name] = self.facts.pop(Path(path).name)
+
+
+class ShardSink(Sink):
+    """A sink as DCP uses files: it asks where it is, and closes what is not finished yet."""
+
+    def close(self) -> None:
+        """Do nothing: whoever opened it finishes it."""
 
 
 def read_metadata(folder: Path) -> Metadata:

@@ -156,3 +156,9 @@ def test_removing_a_link_to_a_folder_leaves_the_folder(tmp_path):
     durable.remove_folder(tmp_path / "link")
     assert [path.name for path in tmp_path.iterdir()] == ["real"]
     assert (tmp_path / "real" / "file").exists()
+
+
+def test_a_sink_says_where_it_is(tmp_path):
+    sink = Sink(tmp_path / "file")
+    assert [sink.tell(), sink.write(b"abc"), sink.tell()] == [0, 3, 3]
+    sink.close()
