@@ -143,9 +143,12 @@ class ShardedOptimizerRecord(OptimizerRecord):
             parameter = parameters.get(path[2])
             if parameter is None:
                 return UNWANTED
-            if entry is not None and tuple(entry.size) == tuple(parameter.shape):
-                return torch.empty_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
-            return empty(entry)
+            if entry is None or tuple(entry.size) != tuple(parameter.shape):
+                return empty(entry)
+            own = self.owner.state.get(parameter, {}).get(path[3])
+            if is_laid_out_as(own, parameter, entry.properties.dtype):  # memory that is there costs nothing
+                return own
+            return torch.empty_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
 
         return by_number({"state": {}, **read_shards(folder, choose)["optimizer"]}, self.names)
 
@@ -161,6 +164,15 @@ class ShardedOptimizerRecord(OptimizerRecord):
             else value
             for key, value in state.items()
         }
+
+
+def is_laid_out_as(value: Any, parameter: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a state is a tensor of `dtype` that is sharded as its parameter is."""
+    if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (parameter.shape, dtype):
+        return False
+    if isinstance(value, DTensor) and isinstance(parameter, DTensor):
+        return (value.device_mesh, value.placements) == (parameter.device_mesh, parameter.placements)
+    return type(value) is torch.Tensor and not isinstance(parameter, DTensor) and value.device == parameter.device
 
 
 class WholeOptimizerRecord(ShardedOptimizerRecord):
