@@ -8,7 +8,6 @@ import pytest
 import torch.distributed as dist
 
 from accelerate.base.environ import reading
-from accelerate.config.parallelism import nearest_sizes
 from accelerate.parallelism_config import ParallelismConfig
 
 #: Sizes -> the axes of the mesh, of data, of what is not data, of shards, of losses, for FSDP; total, data, the rest.
@@ -58,7 +57,7 @@ def test_names_and_totals(sizes, active, dp, non_dp, shard_cp, dp_cp, fsdp, tota
 def test_sizes_may_come_from_the_environment():
     with reading({"PARALLELISM_CONFIG_DP_SHARD_SIZE": "2", "PARALLELISM_CONFIG_TP_SIZE": "3"}):
         config = ParallelismConfig(tp_size=4)
-    assert config._sizes == {"dp_replicate": 1, "dp_shard": 2, "tp": 4, "cp": 1, "sp": 1}
+    assert config._sizes == {"dp_replicate": 1, "dp_shard": 2, "tp": 4, "cp": 1, "sp": 1, "pp": 1}
     assert (config.cp_backend, config.sp_backend) == ("torch", "deepspeed")
 
 
@@ -72,6 +71,7 @@ def test_it_can_be_written_down():
         "cp_backend": "torch",
         "sp_size": 1,
         "sp_backend": "deepspeed",
+        "pp_size": 1,
     }
     assert "dp_shard_size=2" in repr(config)
     assert "total_size=2" in repr(config)
@@ -91,18 +91,6 @@ def test_what_is_refused(arguments, text):
     with pytest.raises(ValueError) as error:
         ParallelismConfig(**arguments)
     assert text in str(error.value)
-
-
-NEAREST = [
-    ({"dp_replicate": 2, "dp_shard": 2, "tp": 1}, 8, ["dp_replicate_size=4", "dp_shard_size=4"]),
-    ({"dp_replicate": 1, "dp_shard": 3, "tp": 2}, 8, ["dp_shard_size=4"]),
-    ({"dp_replicate": 1, "dp_shard": 3, "tp": 3}, 8, ["sizes that divide 8 without a rest"]),
-]
-
-
-@pytest.mark.parametrize(("sizes", "processes", "expected"), NEAREST)
-def test_the_nearest_sizes(sizes, processes, expected):
-    assert nearest_sizes(sizes, processes) == expected
 
 
 @pytest.fixture

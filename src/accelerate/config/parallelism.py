@@ -157,6 +157,10 @@ class ParallelismConfig:
             from accelerate.config.tensor_parallel import TorchTensorParallelConfig
 
             self.tp_handler = TorchTensorParallelConfig()
+        if self.cp_size > 1 and self.cp_handler is None:
+            from accelerate.config.context_parallel import TorchContextParallelConfig
+
+            self.cp_handler = TorchContextParallelConfig()
         for axis in ("tp", "cp", "sp", "pp"):
             if getattr(self, f"{axis}_handler") is not None and self._sizes[axis] == 1:
                 warn_once(f"{axis}_handler has no effect: {axis}_size is 1.")
@@ -174,7 +178,8 @@ class ParallelismConfig:
     def _named(self, axes: Iterable[str]) -> list[str]:
         """Return those of `axes` that have more than one rank, in the order of the mesh."""
         wanted = set(axes)
-        return [axis for axis in AXES if axis in wanted and self._sizes[axis] > 1]
+        # Libraries that replace __post_init__ fill _sizes with the axes of 1.15, or with more.
+        return [axis for axis in AXES if axis in wanted and self._sizes.get(axis, 1) > 1]
 
     @property
     def active_mesh_dims(self) -> list[str]:
@@ -249,7 +254,7 @@ class ParallelismConfig:
     @property
     def pp_enabled(self) -> bool:
         """Whether the sequence of layers is divided."""
-        return bool(self._sizes["pp"] > 1)
+        return bool(self._sizes.get("pp", 1) > 1)
 
     def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Return the names and the sizes of the axes of the mesh."""
@@ -342,7 +347,9 @@ class ParallelismConfig:
             ValueError: their product is another number than there are processes.
         """
         processes = accelerator.num_processes
-        self._sizes.update({axis: getattr(self, f"{axis}_size") for axis in AXES})  # scripts assign attributes
+        for axis in AXES:
+            if axis in self._sizes:
+                self._sizes[axis] = getattr(self, f"{axis}_size")  # scripts assign attributes
         if self.total_size == 1 and processes > 1:
             sharded = getattr(accelerator.state, "fsdp_plugin", None) is not None
             self._set_size("dp_shard" if sharded else "dp_replicate", processes)
@@ -369,12 +376,12 @@ def nearest_sizes(sizes: Mapping[str, int], processes: int, count: int = 3) -> l
         processes: how many processes there are.
         count: how many lines to return at most.
     """
-    axes = [axis for axis in AXES if sizes[axis] > 1 or axis == "dp_shard"]
-    if not any(axis.startswith("dp") and sizes[axis] > 1 for axis in axes):
+    axes = [axis for axis in AXES if sizes.get(axis, 1) > 1 or axis == "dp_shard"]
+    if not any(axis.startswith("dp") and sizes.get(axis, 1) > 1 for axis in axes):
         axes.append("dp_replicate")
     ranked = sorted(
         products(processes, len(axes)),
-        key=lambda found: sum(abs(math.log(new / sizes[axis])) for axis, new in zip(axes, found, strict=True)),
+        key=lambda found: sum(abs(math.log(new / sizes.get(axis, 1))) for axis, new in zip(axes, found, strict=True)),
     )
     named = [
         " x ".join(f"{axis}_size={size}" for axis, size in zip(axes, found, strict=True) if size > 1)

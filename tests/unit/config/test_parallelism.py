@@ -65,6 +65,16 @@ def test_attributes_that_a_script_assigns_count():
     assert config._get_mesh() == (("dp_shard", "tp"), (4, 2))
 
 
+def test_libraries_may_bring_their_own_sizes():
+    config = ParallelismConfig()
+    config._sizes = {"dp_replicate": 1, "dp_shard": 3, "tp": 1, "cp": 1, "sp": 1}
+    config.dp_shard_size = 3
+    assert config.active_mesh_dims == ["dp_shard"]
+    assert not config.pp_enabled
+    with pytest.raises(ValueError, match="dp_shard_size=4"):
+        validate(config, 4, fsdp=True)
+
+
 def test_the_order_of_axes():
     config = ParallelismConfig(tp_size=2, pp_size=2, dp_shard_size=2, dp_replicate_size=2, cp_size=2)
     assert config.active_mesh_dims == ["pp", "dp_replicate", "dp_shard", "cp", "tp"]
