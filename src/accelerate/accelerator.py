@@ -264,6 +264,8 @@ class Accelerator(ModelControl):
             ValueError: `device_placement` of another length; an object this strategy can't prepare; a scheduler whose
                 optimizer is not prepared.
         """
+        if self._strategy.divides_batches:
+            args = self._prepare_cp(*args)
         bundle = Bundle.of(args, device_placement)
         self._strategy.check(bundle)
         self._strategy.prepare(bundle, self)

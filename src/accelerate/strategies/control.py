@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from accelerate.base.messages import message, warn_once
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 class ModelControl(CheckpointControl):
     """Questions about models, for the class that holds what is prepared."""
+
+    _cp_context: Callable[..., AbstractContextManager[None]] | None = None
 
     if TYPE_CHECKING:  # what a class that inherits from this one has to bring
         _strategy: Strategy
@@ -105,8 +108,28 @@ class ModelControl(CheckpointControl):
             buffer_seq_dims: that dim of each buffer.
             no_restore_buffers: those of `buffers` that need not be whole again after the context.
         """
-        if buffers and not self._strategy.divides_batches:
-            warn_once("maybe_context_parallel has no effect: no axis divides sequences (cp_size is 1).")
+        if not self._strategy.divides_batches:
+            if buffers:
+                warn_once("maybe_context_parallel has no effect: no axis divides sequences (cp_size is 1).")
+            return nullcontext()
+        return (self._cp_context or self._divided)(
+            buffers=buffers, buffer_seq_dims=buffer_seq_dims, no_restore_buffers=no_restore_buffers
+        )
+
+    def _prepare_cp(self, *args: Any) -> tuple[Any, ...]:
+        """Choose what `maybe_context_parallel` enters, when something is prepared; returns what it was given.
+
+        Scripts replace it to set another `_cp_context`, which takes the arguments of `maybe_context_parallel`.
+        """
+        self._cp_context = self._divided
+        return args
+
+    def _divided(
+        self,
+        buffers: list[torch.Tensor] | None,
+        buffer_seq_dims: list[int] | None,
+        no_restore_buffers: set[torch.Tensor] | None,
+    ) -> AbstractContextManager[None]:
         return self._strategy.batch(buffers or (), buffer_seq_dims or (), no_restore_buffers or ())
 
     def _rank_along(self, axis: str) -> int:

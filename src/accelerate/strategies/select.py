@@ -47,7 +47,10 @@ def check_sharding(setup: Setup) -> None:
     """
     check_axes(setup)
     layout, shards = setup.parallelism, _shards(setup)
-    if layout is not None and setup.mesh is not None and layout.dp_shard_enabled != shards:
+    if layout is None or setup.mesh is None:
+        return
+    over_cp = shards and layout.cp_enabled  # FSDP shards over the ranks of this axis too
+    if layout.dp_shard_enabled != shards and not over_cp:
         raise ValueError(
             message(
                 given=f"dp_shard_size={layout.dp_shard_size} {'with' if shards else 'without'} FSDP",

@@ -62,6 +62,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "SageMakerDistributedType",
             "TensorInformation",
             "TorchAoQuantizationConfig",
+            "TorchContextParallelConfig",
             "TorchDynamoPlugin",
             "TorchTensorParallelConfig",
             "TorchTensorParallelPlugin",

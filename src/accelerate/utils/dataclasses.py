@@ -6,6 +6,7 @@ import torch
 
 from accelerate.comm.structure import TensorInformation
 from accelerate.config.autocast import AutocastKwargs
+from accelerate.config.context_parallel import TorchContextParallelConfig
 from accelerate.config.data_loader import DataLoaderConfiguration
 from accelerate.config.ddp import DistributedDataParallelKwargs
 from accelerate.config.dynamo import TorchDynamoPlugin
@@ -59,6 +60,7 @@ __all__ = [
     "SageMakerDistributedType",
     "TensorInformation",
     "TorchAoQuantizationConfig",
+    "TorchContextParallelConfig",
     "TorchDynamoPlugin",
     "TorchTensorParallelConfig",
     "TorchTensorParallelPlugin",

@@ -33,7 +33,7 @@ class Tensor(Axis):
         super().__init__(place)
         self.given = getattr(place.settings, "plan", None)
         #: Sharding, or replicas, make DTensors of everything; alone, this axis has to.
-        self.alone = place.layout.data_parallel_size == 1
+        self.alone = place.layout.data_parallel_size == 1 and not place.layout.cp_enabled
 
     def check(self, bundle: Bundle) -> None:
         for model in bundle.models:
