@@ -130,6 +130,8 @@ def refusal(case: Case, mistake: str = "") -> str:
             optimizer = torch.optim.SGD(model.parameters())
             accelerator.prepare(model)
             accelerator.prepare(optimizer)
+        elif mistake == "wrapped":
+            accelerator.prepare(torch.nn.parallel.DistributedDataParallel(model))
         elif mistake == "rest":
             model.layers[0].up = torch.nn.Linear(8, 15)
             accelerator.prepare(model)
@@ -155,7 +157,7 @@ REFUSALS = {
         "optimizer later",
         "pass the model and its optimizers to `prepare` together",
     ),
-    "flat parameters": (Case(plugin={}, mesh={"tp_size": 1, "dp_shard_size": 1}, plan=None), "", "nothing"),
+    "wrapped": (Case(plugin=None, mesh=ALONE, plan=PLAN), "wrapped", "distributed already"),
 }
 
 
@@ -186,6 +188,21 @@ def views(case: Case) -> dict[str, Any]:
     return {purpose: None if mesh is None else mesh.mesh.tolist() for purpose, mesh in meshes.items()}
 
 
+def divided_elsewhere(case: Case, folder: str) -> str:
+    try:
+        pretrained(case, folder, True)
+    except ValueError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def test_a_model_that_was_divided_otherwise_is_refused(tmp_path):
+    small_llama().save_pretrained(tmp_path)
+    for error in world_of(4).run(divided_elsewhere, Case(plugin=None, mesh=REPLICAS), str(tmp_path)):
+        assert "divided over 4 ranks with tp_size=2" in error
+        assert "load it without tp_plan" in error
+
+
 def pretrained(case: Case, folder: str, before: bool) -> dict[str, Any]:
     """Train a small LLaMA, divided by transformers while loading or by its own plan; return its weights."""
     from transformers import LlamaForCausalLM
@@ -204,16 +221,28 @@ def pretrained(case: Case, folder: str, before: bool) -> dict[str, Any]:
     return {"weights": accelerator.get_state_dict(model), "norms": norms}
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["divided while loading", "divided by us"])
-def test_a_model_of_transformers(pair, tmp_path, before):
+def small_llama() -> Any:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=12
     )
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(config)
+
+
+OF_TRANSFORMERS = {
+    "divided while loading": (2, Case(plugin=None, mesh=ALONE), True),
+    "divided by us": (2, Case(plugin=None, mesh=ALONE), False),
+    "divided by us, replicas": (4, Case(plugin=None, mesh=REPLICAS), False),
+    "divided by us, shards": (4, Case(plugin=V2, mesh=SHARDS), False),
+}
+
+
+@pytest.mark.parametrize(("size", "case", "before"), OF_TRANSFORMERS.values(), ids=OF_TRANSFORMERS.keys())
+def test_a_model_of_transformers(tmp_path, size, case, before):
+    model = small_llama()
     model.save_pretrained(tmp_path)
-    outcomes = pair.run(pretrained, Case(plugin=None, mesh=ALONE), str(tmp_path), before)
+    outcomes = world_of(size).run(pretrained, case, str(tmp_path), before)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     norms = []
     for tokens in batches(3, 8):
@@ -221,6 +250,7 @@ def test_a_model_of_transformers(pair, tmp_path, before):
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
         optimizer.step()
         optimizer.zero_grad()
-    assert outcomes[0]["norms"] == outcomes[1]["norms"] == pytest.approx(norms, rel=1e-5)
+    for outcome in outcomes:
+        assert outcome["norms"] == pytest.approx(norms, rel=1e-5)
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(outcomes[0]["weights"][name], weight, atol=1e-5, rtol=0)

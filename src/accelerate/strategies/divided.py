@@ -27,6 +27,7 @@ from accelerate.strategies.base import One, Setup, Strategy, refuse_spread_model
 from accelerate.strategies.bundle import Bundle
 from accelerate.strategies.compile import is_repeated_blocks
 from accelerate.strategies.fsdp2.records import WholeModelRecord, WholeOptimizerRecord
+from accelerate.strategies.fsdp2.sharding import refuse_wrapped
 from accelerate.strategies.fsdp2.states import full_state, sharded_state, whole
 from accelerate.strategies.replaced import Replaced
 from accelerate.strategies.unwrap import peel
@@ -49,8 +50,11 @@ class Divided(Strategy):
         return DistributedType(self.runtime.device.spec.label)
 
     def check(self, bundle: Bundle) -> None:
-        super().check(bundle)
         refuse_spread_models(bundle)
+        for model in bundle.models:
+            if not getattr(model, "_is_accelerate_prepared", False):
+                refuse_wrapped(model)
+        super().check(bundle)
         self._replaced.refuse_stale(bundle)
 
     def prepare(self, bundle: Bundle, one: One) -> None:

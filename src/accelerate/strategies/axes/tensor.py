@@ -20,6 +20,8 @@ from accelerate.strategies.axes.plan import plan_of, refuse_rest, resolved
 from accelerate.strategies.fsdp2.begin import Beginning, begin
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from accelerate.strategies.bundle import Bundle
 
 
@@ -42,22 +44,34 @@ class Tensor(Axis):
             size = divided_by(model)
             if size == 1:
                 resolved(model, plan_of(model, self.given))
-            elif size != self.mesh.size():
-                raise ValueError(
-                    message(
-                        given=f"a {type(model).__name__} divided over {size} ranks with tp_size={self.mesh.size()}",
-                        why="the model was divided for another number of processes when it was loaded",
-                        allowed=f"tp_size={size}, or a model that is divided over {self.mesh.size()}",
-                        do="load it with device_mesh=accelerator.torch_device_mesh['tp'] or tp_size as here",
-                    )
+            else:
+                self._check_divided(model, size)
+
+    def _check_divided(self, model: torch.nn.Module, size: int) -> None:
+        """Refuse a model that was divided while it was loaded in a way that doesn't fit the mesh of this run."""
+        given = why = None
+        if size != self.mesh.size():
+            given = f"a {type(model).__name__} divided over {size} ranks with tp_size={self.mesh.size()}"
+            why = "the model was divided for another number of processes when it was loaded"
+        elif not self.alone and mesh_of(model)._get_root_mesh() is not self.mesh._get_root_mesh():
+            given = f"a {type(model).__name__} that was divided when it was loaded, with replicas or shards besides"
+            why = "it was divided on a mesh of its own, which has no axes for them"
+        if given is not None and why is not None:
+            raise ValueError(
+                message(
+                    given=given,
+                    why=why,
+                    allowed="a model that isn't divided yet, or without replicas and shards one divided over tp_size",
+                    do="load it without tp_plan: `prepare` divides it as its tp_plan says",
                 )
+            )
 
     def prepare_model(self, model: torch.nn.Module) -> torch.nn.Module:
         mesh = self.mesh
         if divided_by(model) == 1:
             self._divide(model)
         else:
-            mesh = next(each.device_mesh for each in model.parameters() if isinstance(each, DTensor))
+            mesh = mesh_of(model)
         if self.alone:
             replicate_rest(model, mesh)
         return model
@@ -122,3 +136,9 @@ def divided_by(model: torch.nn.Module) -> int:
     """Return over how many ranks a model was divided when it was loaded; 1: not yet."""
     sizes = [each.device_mesh.size() for each in model.parameters() if isinstance(each, DTensor)]
     return max(sizes, default=1)
+
+
+def mesh_of(model: torch.nn.Module) -> DeviceMesh:
+    """Return the mesh that a model was divided on when it was loaded."""
+    mesh: DeviceMesh = next(each.device_mesh for each in model.parameters() if isinstance(each, DTensor))
+    return mesh
