@@ -90,6 +90,39 @@ def test_save_and_load_flat_parameters(pair, tmp_path, layout, use_dcp, files):
     assert pair.run(round_trip, case, str(tmp_path / "new"), use_dcp) == [(True, True, sorted(files))] * 2
 
 
+def adapters(case: Case, folder: str) -> list[Any]:
+    """Save the adapters of a PEFT model, train on, and load them again."""
+    from peft import LoraConfig, get_peft_model
+
+    from accelerate.utils import load_fsdp_model, save_fsdp_model
+
+    accelerator = accelerator_for(case)
+    model = get_peft_model(language(0), LoraConfig(target_modules=["up"], r=2))
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    tokens = micro_batches(case, 0, 2)[0]
+    seen = []
+    for _ in range(2):
+        accelerator.backward(loss_of(model, tokens))
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append({name: value.clone() for name, value in accelerator.get_state_dict(model).items()})
+        if len(seen) == 1:
+            save_fsdp_model(accelerator.state.fsdp_plugin, accelerator, model, folder, adapter_only=True)
+    load_fsdp_model(accelerator.state.fsdp_plugin, accelerator, model, folder, adapter_only=True)
+    loaded = accelerator.get_state_dict(model)
+    return [all(torch.equal(loaded[name], state[name]) for name in loaded) for state in seen]
+
+
+@pytest.mark.parametrize("layout", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+@pytest.mark.parametrize("plugin", [V2], ids=["fsdp2"])
+def test_adapters_alone(pair, tmp_path, plugin, layout):
+    pytest.importorskip("peft")
+    main, other = pair.run(adapters, Case(plugin={**plugin, "state_dict_type": layout}), str(tmp_path))
+    assert main == [True, False]
+    assert other == [True, True]  # the other process has no whole state to compare
+
+
 def chosen_by_others(case: Case) -> list[str]:
     """Return what becomes a unit when a library has put another function in the place of ours."""
     from torch.distributed.fsdp import FSDPModule

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
 from accelerate.base.messages import message
 from accelerate.checkpointing.metadata import is_sharded_folder
 from accelerate.checkpointing.records import Record
 from accelerate.checkpointing.source import Source
 from accelerate.strategies.fsdp1.records import FlatModelRecord, LocalModelRecord, WholeFlatModelRecord, load_whole
+from accelerate.strategies.fsdp2.files import fill
 
 
 def save_model(
@@ -65,21 +67,29 @@ def load_optimizer(accelerator: Any, optimizer: Any, model: torch.nn.Module, fol
 def _record(accelerator: Any, model: torch.nn.Module, index: int, adapters: bool, dcp: bool) -> Any:
     """Return the record of a model in the layout of the plugin; that of a rank's own file reads every other one too."""
     strategy, runtime = accelerator._strategy, accelerator.runtime
-    root = strategy.wrapper_of(model)
-    weights = _weights(accelerator, model, adapters)
-    load = partial(load_whole, root, strict=not adapters)
+    root, state = strategy.wrapper_of(model), strategy.weights(model)
+    weights = _adapters_of(accelerator, model, state) if adapters else state
+    load = partial(load_whole, root) if weights is state else partial(_load_into, root, state, weights)
     layout = strategy.plugin.state_dict_type.name
     if layout == "FULL_STATE_DICT" and dcp:
         return WholeFlatModelRecord(index, weights, load, root, runtime.topology.is_main)
-    if adapters or (layout == "SHARDED_STATE_DICT" and dcp):
-        return FlatModelRecord(index, weights, load, root)
+    if weights is not state or (layout == "SHARDED_STATE_DICT" and dcp):
+        return FlatModelRecord(index, weights, load, root, state)
     return LocalModelRecord(index, weights, load, root, runtime.topology.rank)
 
 
-def _weights(accelerator: Any, model: torch.nn.Module, adapters: bool) -> Mapping[str, Any]:
+def _load_into(
+    root: torch.nn.Module, state: dict[str, Any], weights: Mapping[str, Any], saved: Mapping[str, Any], **kwargs: Any
+) -> None:
+    """Put saved values of some tensors of a state, which have names of their own, into the model."""
+    fill(weights, saved)
+    set_model_state_dict(root, state)
+
+
+def _adapters_of(accelerator: Any, model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tensors of a state that belong to the active adapter of a PEFT model; all of them for any other."""
     bare = accelerator.unwrap_model(model, keep_torch_compile=False)
-    state: Mapping[str, Any] = accelerator._strategy.weights(model)
-    if not adapters or not hasattr(bare, "peft_config"):
+    if not hasattr(bare, "peft_config"):
         return state
     from peft import get_peft_model_state_dict  # a model with this attribute came from there
 

@@ -97,11 +97,19 @@ class FlatModelRecord(ShardedModelRecord):
 
     Args:
         root: the wrapped model; None where it is only written.
+        whole_state: the state of the model, where `weights` are only some of its tensors, under other names.
     """
 
-    def __init__(self, index: int, weights: Mapping[str, Any], load: Callable[..., Any] | None, root: Any) -> None:
+    def __init__(
+        self,
+        index: int,
+        weights: Mapping[str, Any],
+        load: Callable[..., Any] | None,
+        root: Any,
+        whole_state: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(index, weights, load)
-        self.root = root
+        self.root, self.whole_state = root, weights if whole_state is None else whole_state
 
     def restore(self, source: Source) -> None:
         super().restore(source)
@@ -115,7 +123,7 @@ class WholeFlatModelRecord(WholeModelRecord):
         self, index: int, weights: Mapping[str, Any], load: Callable[..., Any] | None, root: Any, keep: bool
     ) -> None:
         super().__init__(index, weights, load, lambda: whole(weights, keep))
-        self.root = root
+        self.root, self.whole_state = root, weights
 
     def restore(self, source: Source) -> None:
         super().restore(source)
@@ -126,7 +134,7 @@ def _put_back(record: Any, source: Source) -> None:
     """Put what was read into the copy of a state into the flat parameters; whole files have gone there already."""
     name = record.file(source)
     if name is not None and is_sharded_folder(source.folder / name):
-        set_model_state_dict(record.root, dict(record.weights))
+        set_model_state_dict(record.root, dict(record.whole_state))
 
 
 class LocalModelRecord(FlatModelRecord):
