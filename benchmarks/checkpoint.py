@@ -75,7 +75,7 @@ def sharded(side: Side, folder: Path) -> dict[str, Pairs]:
 
 def sizes(side: Side, folder: Path) -> dict[str, Pairs]:
     """Measure how long saves of several sizes hold up training; for the picture, not for the table."""
-    found = {}
+    found: dict[str, Pairs] = {}
     for size in SIZES:
         for row, name in (("blocking", "blocking"), ("hold_up", "in the background")):
             arguments = ["--row", row, "--key", f"{name}@{size}", "--gigabytes", str(size), "--blocks", "2"]

@@ -21,9 +21,11 @@ import numpy as np
 WORD = np.dtype("<u8")
 BLOCK_WORDS = 2**15
 BLOCK = BLOCK_WORDS * WORD.itemsize  #: bytes that are summed at once: 256 KiB, with their weights within an L2 cache
-PIECE = 4 * BLOCK  #: bytes that are summed and written, or read and summed, in turn, while a cache holds them
+PIECE = 4 * BLOCK  #: bytes that are read and summed in turn, while a cache holds them
 SEGMENT = 16 * PIECE  #: bytes of a file that one of several threads reads, before it takes up others
-AHEAD = 8 * PIECE  #: bytes that may lie in the system's cache before it is asked to begin with them
+#: Bytes that are summed, written, and then brought to the disk while more are written. Between two of these steps a
+#: thread needs the interpreter, which training beside it has to hand over and wait for: few, and so long ones.
+STRETCH = 32 * BLOCK
 CHECKSUM = "dot64"
 _RING = 2**64
 _CHAIN = 0x9E3779B97F4A7C15  #: odd, so that multiplying by it loses nothing
@@ -67,8 +69,8 @@ class Checksum:
             self._chain_up(sums_of(self._rest))
             self._rest = bytearray()
         whole = len(view) - len(view) % BLOCK
-        for start in range(0, whole, PIECE):
-            self._chain_up(sums_of(view[start : min(start + PIECE, whole)]))
+        if whole:
+            self._chain_up(sums_of(view[:whole]))
         self._rest += view[whole:]
 
     def take(self, sums: Iterable[int], size: int) -> None:
@@ -125,11 +127,11 @@ class Sink:
         view = memoryview(data).cast("B")
         start = 0
         while start < len(view):
-            end = start + PIECE - self._checksum.size % PIECE
+            end = start + STRETCH - self._checksum.size % STRETCH
             self._checksum.update(view[start:end])
             write_all(self._file, view[start:end])
             start = end
-            if self._checksum.size - self._begun >= AHEAD:
+            if self._checksum.size - self._begun >= STRETCH:
                 begin_flush(self._file.fileno(), self._begun, self._checksum.size)
                 self._begun = self._checksum.size
         return len(view)
@@ -223,13 +225,13 @@ def _sums_in(path: Path, start: int) -> tuple[list[int], int]:
     buffer, sums, size = memoryview(bytearray(PIECE)), list[int](), 0
     with open(path, "rb", buffering=0) as file:
         file.seek(start)
-        while size < SEGMENT and (count := _fill(file, buffer)):
+        while size < SEGMENT and (count := fill(file, buffer)):
             sums += sums_of(buffer[:count])
             size += count
     return sums, size
 
 
-def _fill(file: Any, buffer: memoryview) -> int:
+def fill(file: Any, buffer: memoryview) -> int:
     """Read until a buffer is full or the file ends, and return how many bytes there were."""
     count = 0
     while count < len(buffer) and (more := file.readinto(buffer[count:])):

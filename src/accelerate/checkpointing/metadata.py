@@ -1,7 +1,8 @@
 """Reading folders of torch.distributed.checkpoint (DCP) without executing what they contain.
 
 Such a folder describes itself in `.metadata`, which is a pickle, and holds what is no tensor as further pickles. torch
-rebuilds whatever they name; here only plain data and the classes that DCP itself writes are.
+rebuilds whatever they name; here only plain data and the classes that DCP itself writes are. Tensors go from the file
+into the memory that waits for them, where torch makes a tensor of its own first and copies it.
 """
 
 from __future__ import annotations
@@ -10,19 +11,23 @@ import collections
 import io
 import os
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
 
 from accelerate.base.messages import message
+from accelerate.checkpointing.durable import fill
 from accelerate.checkpointing.objects import load_object
 
 METADATA = ".metadata"
@@ -90,6 +95,56 @@ class SafeReader(FileSystemReader):
             self._metadata.storage_meta.load_id = self.load_id
         return self._metadata
 
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what a plan asks for; what doesn't lie in the file as it does in its target is left to torch."""
+        files: dict[str, Any] = {}
+        with ExitStack() as stack:
+
+            def opened(path: str) -> Any:
+                if path not in files:
+                    files[path] = stack.enter_context(open(Path(self.path, path), "rb"))
+                return files[path]
+
+            left = [item for item in plan.items if not self._read_in_place(item, planner, opened)]
+        return super().read_data(replace(plan, items=left), planner)
+
+    @torch.no_grad()
+    def _read_in_place(self, item: ReadItem, planner: LoadPlanner, opened: Callable[[str], Any]) -> bool:
+        """Read one tensor into its target, if its values lie there in one piece as they do in the file."""
+        info = self.storage_data[item.storage_index]
+        if item.type == LoadItemType.BYTE_IO or getattr(info, "transform_descriptors", None):
+            return False
+        file = opened(info.relative_path)
+        whole = torch.load(self._slice_file(file, info), map_location="meta", weights_only=True)
+        begin = getattr(whole.untyped_storage(), "_checkpoint_offset", None)
+        part = whole
+        for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            part = part.narrow(dim, start, length)
+        target = planner.resolve_tensor(item).detach()
+        if begin is None or not _is_copy_of_bytes(part, target):
+            return False
+        if target.numel():
+            file.seek(info.offset + begin + part.storage_offset() * part.element_size())
+            values = memoryview(cast(Any, target.view(-1).view(torch.uint8).numpy()))
+            if fill(file, values) < len(values):
+                raise EOFError(
+                    f"{self.path / info.relative_path} ends before the values of {item.storage_index.fqn} do"
+                )
+        planner.commit_tensor(item, target)
+        return True
+
+
+def _is_copy_of_bytes(part: torch.Tensor, target: torch.Tensor) -> bool:
+    """Return whether `target` takes the values of `part` byte by byte, in the order in which they lie in a file."""
+    return (
+        (part.shape, part.dtype, sys.byteorder) == (target.shape, target.dtype, "little")
+        and type(part) is type(target) is torch.Tensor
+        and part.is_contiguous()
+        and target.is_contiguous()
+        and target.device.type == "cpu"
+        and not target.dtype.is_complex
+    )
+
 
 def is_sharded_folder(folder: Path) -> bool:
     """Return whether torch.distributed.checkpoint wrote `folder`."""
@@ -121,7 +176,12 @@ class SafePlanner(DefaultLoadPlanner):
         Raises:
             pickle.UnpicklingError: it would execute something.
         """
-        loaded = io.BytesIO()
-        torch.save(load_object(value), loaded)  # what came through can't do any harm in there
-        loaded.seek(0)
-        super().load_bytes(read_item, loaded)
+        name, loaded = read_item.dest_index.fqn, load_object(value)
+        if not self.flatten_state_dict:
+            self.state_dict[name] = loaded
+            return
+        *path, last = cast(tuple[Any, ...], self.mappings[name])
+        place: Any = self.original_state_dict
+        for part in path:
+            place = place[part]
+        place[last] = loaded

@@ -122,8 +122,8 @@ def test_a_file_that_comes_in_parts_has_the_same_checksum():
             return count
 
     file, buffer = Reluctant(), memoryview(bytearray(8))
-    assert [durable._fill(file, buffer), bytes(buffer)] == [8, b"01234567"]
-    assert durable._fill(file, buffer) == 2
+    assert [durable.fill(file, buffer), bytes(buffer)] == [8, b"01234567"]
+    assert durable.fill(file, buffer) == 2
 
 
 def test_flushing_begins_while_more_is_written(tmp_path, monkeypatch):
@@ -131,9 +131,9 @@ def test_flushing_begins_while_more_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(durable, "begin_flush", lambda descriptor, start, end: asked.append((start, end)))
     sink = Sink(tmp_path / "file")
     sink.write(b"header")
-    sink.write(bytes(2 * durable.AHEAD))
+    sink.write(bytes(2 * durable.STRETCH))
     assert sink.finish() == fact_of(tmp_path / "file")
-    assert asked == [(0, durable.AHEAD), (durable.AHEAD, 2 * durable.AHEAD)]
+    assert asked == [(0, durable.STRETCH), (durable.STRETCH, 2 * durable.STRETCH)]
 
 
 def test_what_a_system_takes_in_parts_is_written_completely():
