@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from accelerate.base.ports import get_free_port
 from accelerate.launchers import mpirun, submit
 from tests.launch.plans import CPU, FOUR_GPUS, SCRIPT, plan_of
 from tests.launch.test_runs import end, launch  # noqa: F401  (a fixture)
@@ -213,6 +213,7 @@ accelerator.end_training()
 def test_mpirun_starts_two_processes(as_root, launch, tmp_path):  # noqa: F811
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     flags = ["--cpu", "--num_processes", "2", "--mixed_precision", "bf16", "--mpirun_hostfile", "hosts"]
-    process = launch(RANKS, *flags, "--main_process_port", str(get_free_port()))
+    port = 20000 + os.getpid() % 10000  # below those that the system gives to anybody who connects
+    process = launch(RANKS, *flags, "--main_process_port", str(port))
     code, out, err = end(process)
     assert (code, out) == (0, "ranks [0, 1] bf16\n"), err
