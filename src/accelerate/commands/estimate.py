@@ -13,6 +13,8 @@ from typing import Any
 
 from accelerate.commands.utils import CustomArgumentParser, run_command
 
+#: Columns inside a box on a terminal of 80.
+ROOM = 78
 DESCRIPTION = "Estimate the memory that a model takes to hold, to run and to train, in each number format."
 
 #: Formats that are shown without a choice, and all that can be chosen.
@@ -218,8 +220,9 @@ def create_ascii_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], ti
     Args:
         headers: the names of the columns.
         rows: their values.
-        title: a line above them.
+        title: a line above them; of one that doesn't fit into 80 columns, its beginning is left out.
     """
+    title = title if len(title) <= ROOM else f"…{title[1 - ROOM :]}"
     table = [list(map(str, headers)), *(list(map(str, row)) for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(headers))]
     widths[-1] += max(0, len(title) - sum(widths) - len(widths) + 1)

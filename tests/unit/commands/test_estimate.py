@@ -151,3 +151,10 @@ def test_what_the_hub_says_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert estimate.verify_on_hub("a/b") == "repo"
     monkeypatch.setattr("huggingface_hub.model_info", lambda repo, token: (repo, token))
     assert estimate.verify_on_hub("a/b", "t") == ("a/b", "t")
+
+
+def test_a_long_title_ends_as_it_is_and_fits() -> None:
+    table = estimate.create_ascii_table(["a"], [["1"]], "x" * 200 + "/model").splitlines()
+    assert {len(line) for line in table} == {80}
+    assert table[1].startswith("│…xx")
+    assert table[1].endswith("xx/model│")
