@@ -49,6 +49,8 @@ class Source:
         self.model_kwargs = dict(model_kwargs or {})
         self.strict = strict
         self._opened: dict[str, Any] = {}
+        self._shapes: dict[str, dict[str, tuple[int, ...] | None]] = {}
+        self._outlines: dict[str, dict[Any, Any]] = {}
 
     @property
     def world_size(self) -> int:
@@ -82,10 +84,20 @@ class Source:
         return self._opened[name]
 
     def shapes(self, name: str) -> dict[str, tuple[int, ...] | None]:
-        """Return the shapes of the tensors in a folder of shards, from its metadata alone."""
+        """Return the shapes of the tensors in a folder of shards, from its metadata alone; looked up once."""
         from accelerate.checkpointing.sharded import shapes_in  # only who reads such a folder pays for it
 
-        return shapes_in(self.folder / name, "model")
+        if name not in self._shapes:
+            self._shapes[name] = shapes_in(self.folder / name, "model")
+        return self._shapes[name]
+
+    def outline(self, name: str) -> dict[Any, Any]:
+        """Return what an optimizer's folder of shards holds, tensors without values; looked up once."""
+        from accelerate.checkpointing.sharded import outline  # only who reads such a folder pays for it
+
+        if name not in self._outlines:
+            self._outlines[name] = outline(self.folder / name, "optimizer", lambda path: path[0] == "param_groups")
+        return self._outlines[name]
 
     def _whole(self, name: str) -> Any:
         """Return what a folder of shards holds, put together in host memory."""

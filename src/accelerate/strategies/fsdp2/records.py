@@ -19,7 +19,7 @@ from accelerate.checkpointing.layout import full_model_name, optimizer_name
 from accelerate.checkpointing.metadata import is_sharded_folder
 from accelerate.checkpointing.optimizer_states import by_name, by_number, flat_names, parameters_of
 from accelerate.checkpointing.records import ModelRecord, OptimizerRecord
-from accelerate.checkpointing.sharded import UNWANTED, empty, outline, read_shards, write_shards
+from accelerate.checkpointing.sharded import UNWANTED, empty, read_shards, write_shards
 from accelerate.checkpointing.source import Source
 from accelerate.checkpointing.tensors import like, local_of
 from accelerate.comm.collectives import Collectives
@@ -48,12 +48,9 @@ class ShardedModelRecord(ModelRecord):
         if name is None or not is_sharded_folder(source.folder / name):
             super().restore(source)
             return
-        fitting = {key: value for key, value in self.weights.items() if key not in self._misshapen(self._saved(source))}
+        misshapen = set(self._misshapen(source.shapes(name)))
+        fitting = {key: value for key, value in self.weights.items() if key not in misshapen}
         read_shards(source.folder / name, lambda path, entry: fitting.get(".".join(map(str, path[1:])), UNWANTED))
-
-    def _saved(self, source: Source) -> Mapping[str, tuple[int, ...] | None]:
-        name = self.file(source)
-        return {} if name is None else self._shapes(source, name)
 
 
 class WholeModelRecord(ShardedModelRecord):
@@ -110,7 +107,7 @@ class ShardedOptimizerRecord(OptimizerRecord):
     def _saved(self, source: Source, name: str) -> Mapping[str, Any]:
         if source.has_file(name):
             return super()._saved(source, name)
-        return {"state": {}, **outline(source.folder / name, "optimizer", lambda path: path[0] == "param_groups")}
+        return {"state": {}, **source.outline(name)}
 
     def restore(self, source: Source) -> None:
         name = self.file(source)
