@@ -123,6 +123,18 @@ def test_adapters_alone(pair, tmp_path, plugin, layout):
     assert other == [True, True]  # the other process has no whole state to compare
 
 
+def adapters_refused(case: Case, folder: str) -> str:
+    with pytest.raises(ValueError) as error:
+        adapters(case, folder)
+    return str(error.value)
+
+
+def test_adapters_that_cannot_be_told_apart_are_refused(pair, tmp_path):
+    pytest.importorskip("peft")
+    for text in pair.run(adapters_refused, Case(plugin=V1), str(tmp_path)):
+        assert "shard with fsdp_version=2" in text
+
+
 def chosen_by_others(case: Case) -> list[str]:
     """Return what becomes a unit when a library has put another function in the place of ours."""
     from torch.distributed.fsdp import FSDPModule

@@ -87,13 +87,26 @@ def _load_into(
 
 
 def _adapters_of(accelerator: Any, model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the tensors of a state that belong to the active adapter of a PEFT model; all of them for any other."""
+    """Return the tensors of a state that belong to the active adapter of a PEFT model; all of them for any other.
+
+    Raises:
+        ValueError: peft finds none among them.
+    """
     bare = accelerator.unwrap_model(model, keep_torch_compile=False)
     if not hasattr(bare, "peft_config"):
         return state
     from peft import get_peft_model_state_dict  # a model with this attribute came from there
 
     found: Mapping[str, Any] = get_peft_model_state_dict(bare, state_dict=state, adapter_name=bare.active_adapter)
+    if not found:
+        raise ValueError(
+            message(
+                given=f"the adapter {bare.active_adapter!r} of a {type(bare).__name__} with flat parameters, by itself",
+                why="peft doesn't find its tensors below the units that FSDP 1 has made of the layers around them",
+                allowed="the whole model; adapters alone with fsdp_version=2, or without units inside of the model",
+                do="leave out adapter_only, or shard with fsdp_version=2",
+            )
+        )
     return found
 
 
