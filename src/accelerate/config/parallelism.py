@@ -161,6 +161,10 @@ class ParallelismConfig:
             from accelerate.config.context_parallel import TorchContextParallelConfig
 
             self.cp_handler = TorchContextParallelConfig()
+        if self.pp_size > 1 and self.pp_handler is None:
+            from accelerate.config.pipeline_parallel import PipelineParallelConfig
+
+            self.pp_handler = PipelineParallelConfig()
         for axis in ("tp", "cp", "sp", "pp"):
             if getattr(self, f"{axis}_handler") is not None and self._sizes[axis] == 1:
                 warn_once(f"{axis}_handler has no effect: {axis}_size is 1.")

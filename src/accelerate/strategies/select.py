@@ -16,6 +16,7 @@ from accelerate.strategies.compile import allow_tf32
 STRATEGIES: Registry[type[Strategy]] = Registry("strategies")
 STRATEGIES.register("single", "accelerate.strategies.single:SingleProcess")
 STRATEGIES.register("ddp", "accelerate.strategies.ddp:DataParallel")
+STRATEGIES.register("staged", "accelerate.strategies.staged:Staged")
 STRATEGIES.register("divided", "accelerate.strategies.divided:Divided")
 STRATEGIES.register("fsdp1", "accelerate.strategies.fsdp1.strategy:FullySharded")
 STRATEGIES.register("fsdp2", "accelerate.strategies.fsdp2.strategy:FullyShard")
@@ -30,6 +31,7 @@ def _shards(setup: Setup) -> bool:
 
 #: Asked in order; the first that says yes is the strategy of the run.
 CHOICES: tuple[tuple[str, Callable[[Setup], bool]], ...] = (
+    ("staged", lambda setup: setup.parallelism is not None and setup.parallelism.pp_enabled),
     ("fsdp2", lambda setup: _shards(setup) and setup.fsdp_plugin.fsdp_version == 2),
     ("fsdp1", _shards),
     ("divided", lambda setup: setup.parallelism is not None and bool(setup.parallelism.non_dp_dim_names)),

@@ -23,6 +23,7 @@ WRAPPERS = (
     ("torch.nn.parallel", "DataParallel"),
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     ("deepspeed", "DeepSpeedEngine"),
+    ("accelerate.strategies.axes.pipeline", "Pipelined"),
 )
 
 

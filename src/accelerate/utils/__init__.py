@@ -55,6 +55,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "InitProcessGroupKwargs",
             "KwargsHandler",
             "LoggerType",
+            "PipelineParallelConfig",
             "PrecisionType",
             "ProfileKwargs",
             "ProjectConfiguration",

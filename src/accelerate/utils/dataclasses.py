@@ -27,6 +27,7 @@ from accelerate.config.enums import (
 from accelerate.config.fsdp import FullyShardedDataParallelPlugin
 from accelerate.config.gradient_accumulation import GradientAccumulationPlugin
 from accelerate.config.kwargs import KwargsHandler
+from accelerate.config.pipeline_parallel import PipelineParallelConfig
 from accelerate.config.process_group import InitProcessGroupKwargs
 from accelerate.config.profile import ProfileKwargs
 from accelerate.config.project import ProjectConfiguration
@@ -53,6 +54,7 @@ __all__ = [
     "InitProcessGroupKwargs",
     "KwargsHandler",
     "LoggerType",
+    "PipelineParallelConfig",
     "PrecisionType",
     "ProfileKwargs",
     "ProjectConfiguration",

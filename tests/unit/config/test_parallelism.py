@@ -8,8 +8,10 @@ import pytest
 
 from accelerate.base.messages import forget_warnings
 from accelerate.config.arguments import choose_parallelism
+from accelerate.config.context_parallel import TorchContextParallelConfig
 from accelerate.config.option import option_of
 from accelerate.config.parallelism import AXES, ParallelismConfig, ParallelismSettings, nearest_sizes, products
+from accelerate.config.pipeline_parallel import PipelineParallelConfig
 from accelerate.config.tensor_parallel import TorchTensorParallelConfig, TorchTensorParallelPlugin
 
 
@@ -137,3 +139,31 @@ def test_the_plugin_of_earlier_releases():
 def test_what_is_not_there_is_refused(build):
     with pytest.raises(NotImplementedError, match="leave it out"):
         build()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"schedule": "1f1"}, "Did you mean '1f1b'"),
+        ({"stages_per_process": 2}, "leave stages_per_process out"),
+        ({"schedule": "interleaved", "stages_per_process": 1}, "2 or more for 'interleaved'"),
+        ({"num_microbatches": 0}, "whole numbers from 1 on"),
+    ],
+)
+def test_settings_of_pipelines_that_are_refused(given, text):
+    with pytest.raises(ValueError, match=text):
+        PipelineParallelConfig(**given)
+
+
+def test_settings_of_axes_are_made_where_there_are_none():
+    layout = ParallelismConfig(cp_size=2, pp_size=2)
+    assert layout.cp_handler.cp_comm_strategy == "allgather"
+    assert (layout.pp_handler.schedule, layout.pp_handler.stages_per_process) == ("1f1b", 1)
+    assert PipelineParallelConfig("interleaved").stages_per_process == 2
+
+
+def test_how_context_parallel_ranks_exchange(monkeypatch):
+    monkeypatch.setenv("PARALLELISM_CONFIG_CP_COMM_STRATEGY", "alltoall")
+    assert TorchContextParallelConfig().cp_comm_strategy == "alltoall"
+    with pytest.raises(ValueError, match="allgather"):
+        TorchContextParallelConfig("ring")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 #: The axes that there are, in the order in which a model is divided along them.
 AXES: Registry[type[Axis]] = Registry("axes")
 AXES.register("tp", "accelerate.strategies.axes.tensor:Tensor")
+AXES.register("pp", "accelerate.strategies.axes.pipeline:Pipeline")
 AXES.register("cp", "accelerate.strategies.axes.context:Context")
 
 

@@ -1,0 +1,171 @@
+"""Layers, one after the other, divided over processes, alone and in replicas: the weights are those of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from .conftest import world_of
+from .sharded import VOCABULARY, Case, batches, build, groups, loss_of, micro_batches, reference_case, share_of
+
+ALONE, REPLICAS = {"pp_size": 2}, {"pp_size": 2, "dp_replicate_size": 2}
+
+
+def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), labels.reshape(-1))
+
+
+def accelerator_for(case: Case, settings: dict[str, Any]) -> Any:
+    from accelerate import Accelerator, ParallelismConfig
+    from accelerate.utils import PipelineParallelConfig
+
+    handler = PipelineParallelConfig(**{"loss": token_loss, **settings})
+    layout = ParallelismConfig(**case.mesh, pp_handler=handler)
+    return Accelerator(
+        cpu=True,
+        mixed_precision=case.precision,
+        gradient_accumulation_steps=case.steps,
+        parallelism_config=layout,
+        **case.options,
+    )
+
+
+def train(case: Case, settings: dict[str, Any], folder: str | None = None) -> dict[str, Any]:
+    """Train on this rank; return the whole weights (rank 0), norms, losses, and what a rank holds."""
+    accelerator = accelerator_for(case, settings)
+    model = build(case, accelerator.process_index)
+    optimizer = torch.optim.SGD(groups(model), lr=0.1, momentum=0.9)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    found: list[float] = []
+    losses: list[float] = []
+    batches_here = micro_batches(case, *share_of(accelerator, accelerator.torch_device_mesh))
+    for number, tokens in enumerate(batches_here, 1):
+        if folder is not None and number == len(batches_here) // 2 + 1:
+            accelerator.save_state(folder)
+            for parameter in model.parameters():
+                if not getattr(parameter, "is_elsewhere", False):
+                    parameter.data.zero_()
+            optimizer.optimizer.state.clear()
+            accelerator.load_state(folder)
+        with accelerator.accumulate(model):
+            loss = model(tokens[:, :-1], target=tokens[:, 1:])
+            accelerator.backward(loss)
+            losses.append(loss.item())
+            if accelerator.sync_gradients and case.clip is not None:
+                found.append(float(accelerator.clip_grad_norm_(model.parameters(), case.clip)))
+            optimizer.step()
+            optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        tokens = batches(1, 8)[0]
+        evaluated = model(tokens[:, :-1], target=tokens[:, 1:]).item()
+    held = sum(parameter.numel() for parameter in model.parameters() if not getattr(parameter, "is_elsewhere", False))
+    weights = accelerator.get_state_dict(model)
+    return {"weights": weights, "norms": found, "held": held, "losses": losses, "evaluated": evaluated}
+
+
+CASES = {
+    "1f1b, clipped": (2, Case(mesh=ALONE, clip=0.1, updates=20), {"num_microbatches": 4}),
+    "gpipe, accumulation": (2, Case(mesh=ALONE, clip=0.1, steps=2), {"schedule": "gpipe"}),
+    "interleaved": (2, Case(mesh=ALONE, clip=0.1), {"schedule": "interleaved"}),
+    "tied embeddings": (2, Case(mesh=ALONE, clip=0.1, tied=True), {}),
+    "named stages": (2, Case(mesh=ALONE), {"split_points": ["layers.2"]}),
+    "other seeds, parts are frozen": (2, Case(mesh=ALONE, clip=0.1, seeds=True, frozen=("layers.0", "norm")), {}),
+    "over four": (4, Case(mesh={"pp_size": 4}, clip=0.1), {"split_points": [f"layers.{n}" for n in range(3)]}),
+    "replicas": (4, Case(mesh=REPLICAS, clip=0.1, steps=2, updates=10), {}),
+}
+
+
+@pytest.mark.parametrize(("size", "case", "settings"), CASES.values(), ids=CASES.keys())
+def test_weights_are_those_of_one_process(size, case, settings):
+    """fp32: weights, norms and losses equal within 1e-5."""
+    outcomes, expected = world_of(size).run(train, case, settings), reference_case(case)
+    assert list(outcomes[0]["weights"]) == list(expected["weights"])
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(outcomes[0]["weights"][name], weight, atol=1e-5, rtol=0)
+    for outcome in outcomes:
+        assert outcome["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+        assert outcome["held"] < expected["held"]
+        assert outcome["evaluated"] == pytest.approx(_loss(expected["weights"], case), rel=1e-5)
+    assert all(outcome["weights"] == {} for outcome in outcomes[1:])
+
+
+def _loss(weights: dict[str, Any], case: Case) -> float:
+    model = build(case)
+    model.load_state_dict(weights)
+    return loss_of(model, batches(1, 8)[0]).item()
+
+
+def test_a_checkpoint_is_that_of_one_process(pair, tmp_path):
+    case = Case(mesh=ALONE, updates=4, clip=0.1)
+    found, expected = pair.run(train, case, {}, str(tmp_path))[0], reference_case(case)
+    assert {"model.safetensors", "optimizer.bin"} <= {path.name for path in tmp_path.iterdir()}
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, atol=1e-5, rtol=0)
+
+
+def pretrained() -> dict[str, Any]:
+    """Train a small LLaMA that computes its own loss; return its weights."""
+    accelerator = accelerator_for(Case(mesh=ALONE), {"loss": None})
+    model = llama()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for tokens in batches(3, 4):
+        accelerator.backward(model(input_ids=tokens, labels=tokens, use_cache=False).loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return accelerator.get_state_dict(model)
+
+
+def llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=12)
+    )
+
+
+def test_a_model_of_transformers(pair):
+    pytest.importorskip("transformers")
+    found = pair.run(pretrained)[0]
+    model = llama()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for tokens in batches(3, 4):
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0)
+
+
+def refused(settings: dict[str, Any], size: int, options: dict[str, Any]) -> str:
+    try:
+        accelerator = accelerator_for(Case(mesh=ALONE, **options), settings)
+        case = Case()
+        model = accelerator.prepare(build(case))
+        model(torch.zeros(4, 5, dtype=torch.int64), target=torch.zeros(4, 5, dtype=torch.int64))
+        model(torch.zeros(size, 5, dtype=torch.int64), target=torch.zeros(size, 5, dtype=torch.int64))
+    except (ValueError, NotImplementedError) as error:
+        return str(error)
+    return "nothing was refused"
+
+
+@pytest.mark.parametrize(
+    ("settings", "size", "options", "text"),
+    [
+        ({"split_points": ["layer.1"]}, 4, {}, "Did you mean"),
+        ({"num_microbatches": 3}, 4, {}, "batches of 3 or 6 samples"),
+        ({}, 5, {}, "drop_last=True"),
+        ({"loss": None}, 4, {}, "unexpected keyword"),
+        ({}, 4, {"precision": "fp16"}, "mixed_precision 'no' or 'bf16'"),
+    ],
+)
+def test_what_is_refused(pair, settings, size, options, text):
+    if text == "unexpected keyword":
+        with pytest.raises(AssertionError, match="target"):
+            pair.run(refused, settings, size, options)
+        return
+    for error in pair.run(refused, settings, size, options):
+        assert text in error
