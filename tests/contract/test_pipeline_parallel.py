@@ -92,6 +92,14 @@ def test_weights_are_those_of_one_process(size, case, settings):
     assert all(outcome["weights"] == {} for outcome in outcomes[1:])
 
 
+def test_bf16(pair):
+    """Micro-batches round otherwise than the batch: weights equal within 5e-3 after five updates."""
+    case = Case(mesh=ALONE, precision="bf16")
+    found, expected = pair.run(train, case, {})[0], reference_case(case)
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, atol=5e-3, rtol=0)
+
+
 def _loss(weights: dict[str, Any], case: Case) -> float:
     model = build(case)
     model.load_state_dict(weights)
