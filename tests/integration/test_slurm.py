@@ -146,3 +146,4 @@ def test_a_submitted_job_runs(slurm):
     output = folder / f"slurm-{job}.out"
     wait_for("the output of the job", lambda: output.is_file() and "ranks" in output.read_text())
     assert "ranks [0, 1] local 0\n" in output.read_text()
+    wait_for("the end of the job", lambda: run(["squeue", "-h", "-j", job], folder, env).stdout.strip() == "")
