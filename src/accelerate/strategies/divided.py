@@ -6,35 +6,32 @@ are those of one process: whole files, which any other run can read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
 import torch
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from accelerate.checkpointing.layout import model_names
 from accelerate.checkpointing.optimizer_states import names_of_groups
 from accelerate.checkpointing.records import Record, names_by_identity
 from accelerate.config.enums import DistributedType
-from accelerate.strategies import norms
-from accelerate.strategies.axes.select import combined
-from accelerate.strategies.base import One, Setup, Strategy, refuse_spread_models
+from accelerate.strategies.base import One, Setup, refuse_spread_models
 from accelerate.strategies.bundle import Bundle
 from accelerate.strategies.compile import is_repeated_blocks
+from accelerate.strategies.dtensors import DTensorStrategy
 from accelerate.strategies.fsdp2.records import WholeModelRecord, WholeOptimizerRecord
 from accelerate.strategies.fsdp2.sharding import refuse_wrapped
-from accelerate.strategies.fsdp2.states import full_state, sharded_state, whole
+from accelerate.strategies.fsdp2.states import full_state, whole
 from accelerate.strategies.replaced import Replaced
 from accelerate.strategies.unwrap import peel
 
 
 @final
-class Divided(Strategy):
+class Divided(DTensorStrategy):
     """A model of which each rank computes a part, or several such models with other data."""
 
     name = "divided"
@@ -85,31 +82,9 @@ class Divided(Strategy):
             replicate(model, mesh=self.replicas)
         return model
 
-    @contextmanager
-    def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
-        modules = [module for module in peel(model, parallel=False)[0].modules() if isinstance(module, FSDPModule)]
-        for module in modules:
-            module.set_requires_gradient_sync(False, recurse=False)
-        try:
-            yield
-        finally:
-            for module in modules:
-                module.set_requires_gradient_sync(True, recurse=False)
-
-    def clip_grad_norm_(
-        self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2
-    ) -> torch.Tensor:
-        return norms.clip_grad_norm_(parameters, max_norm, norm_type, combined(self.axes, norm_type))
-
-    def clip_grad_value_(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
-        norms.clip_grad_value_(parameters, clip_value)
-
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the full state of `model` in host memory on rank 0, an empty dictionary on the others."""
         return full_state(peel(model, parallel=False)[0], self.runtime.topology.is_main)
-
-    def weights(self, model: torch.nn.Module) -> dict[str, Any]:
-        return sharded_state(peel(model, parallel=False)[0])
 
     def load_state_dict(self, model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> Any:
         return _load(model, state, broadcast_from_rank0=True, **kwargs)

@@ -14,10 +14,9 @@ import torch
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
 
 from accelerate.base.messages import message, warn_once
-from accelerate.strategies.fsdp2.begin import begin, materialise
 from accelerate.strategies.fsdp2.recompute import recompute
-from accelerate.strategies.fsdp2.sharding import refuse_wrapped, widen
-from accelerate.strategies.fsdp2.units import ignored_modules_of, parameters_of, units_of
+from accelerate.strategies.fsdp2.sharding import look_at, refuse_wrapped, widen
+from accelerate.strategies.fsdp2.units import parameters_of, units_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -44,17 +43,11 @@ def wrap_model(
             parameters in a unit.
     """
     refuse_wrapped(model)
-    plugin.set_auto_wrap_policy(model)
-    left_alone = ignored_modules_of(model, plugin.ignored_modules)
-    ignored = parameters_of(left_alone)
-    if plugin.param_init_fn is not None:
-        materialise(model, plugin.param_init_fn)
-    device = runtime.device.torch_device
-    beginning = begin(model, runtime.collectives, device, only_main=bool(plugin.cpu_ram_efficient_loading))
+    left_alone, ignored, beginning = look_at(model, plugin, runtime)
     blocks = [module for unit in units_of(model, plugin.auto_wrap_policy, ignored).blocks for module in unit]
     if plugin.activation_checkpointing:
         _recompute(model, blocks)
-    settings = settings_of(plugin, mesh, device) | {"ignored_modules": left_alone or None}
+    settings = settings_of(plugin, mesh, runtime.device.torch_device) | {"ignored_modules": left_alone or None}
     places = {child: (parent, name) for parent in model.modules() for name, child in parent.named_children()}
     for block in blocks:
         parent, name = places[block]

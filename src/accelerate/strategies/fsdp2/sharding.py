@@ -38,13 +38,7 @@ def shard_model(
     Raises:
         ValueError: the model differs between ranks, or has no class that was named.
     """
-    plugin.set_auto_wrap_policy(model)
-    left_alone = ignored_modules_of(model, plugin.ignored_modules)
-    ignored = parameters_of(left_alone)
-    if plugin.param_init_fn is not None:
-        materialise(model, plugin.param_init_fn)
-    device = runtime.device.torch_device
-    beginning = begin(model, runtime.collectives, device, only_main=bool(plugin.cpu_ram_efficient_loading))
+    left_alone, ignored, beginning = look_at(model, plugin, runtime)
     units = units_of(model, policy_for(plugin, model), ignored)
     _recompute(model, units, plugin)
     job = _Job(plugin, mesh, ignored, beginning)
@@ -57,6 +51,23 @@ def shard_model(
         job.shard(unit, plugin.reshard_after_forward and unit is not units.ends[-1])
     job.shard((model,), None if plugin.reshard_after_forward is True else plugin.reshard_after_forward)
     return model
+
+
+def look_at(
+    model: torch.nn.Module, plugin: FullyShardedDataParallelPlugin, runtime: Runtime
+) -> tuple[list[torch.nn.Module], set[torch.nn.Parameter], Beginning]:
+    """Settle what becomes of a bare model before it is sharded, in either version.
+
+    Returns:
+        the modules that are left alone, their parameters, and where the values of all others come from.
+    """
+    plugin.set_auto_wrap_policy(model)
+    left_alone = ignored_modules_of(model, plugin.ignored_modules)
+    if plugin.param_init_fn is not None:
+        materialise(model, plugin.param_init_fn)
+    only_main = bool(plugin.cpu_ram_efficient_loading)
+    beginning = begin(model, runtime.collectives, runtime.device.torch_device, only_main=only_main)
+    return left_alone, parameters_of(left_alone), beginning
 
 
 def policy_for(plugin: FullyShardedDataParallelPlugin, model: torch.nn.Module) -> Any:

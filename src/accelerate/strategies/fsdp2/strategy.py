@@ -7,8 +7,8 @@ rank ever holds whole ones; `Accelerator.no_sync` trades that memory for communi
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -18,19 +18,18 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from accelerate.checkpointing.optimizer_states import names_of_groups
 from accelerate.checkpointing.records import Record, names_by_identity
 from accelerate.config.enums import DistributedType
-from accelerate.strategies import norms
-from accelerate.strategies.axes.select import combined
-from accelerate.strategies.base import One, Setup, Strategy, refuse_spread_models
+from accelerate.strategies.base import One, Setup, refuse_spread_models
 from accelerate.strategies.bundle import Bundle
 from accelerate.strategies.compile import compile_model
+from accelerate.strategies.dtensors import DTensorStrategy
 from accelerate.strategies.fsdp2.records import (
     ShardedModelRecord,
     ShardedOptimizerRecord,
     WholeModelRecord,
     WholeOptimizerRecord,
 )
-from accelerate.strategies.fsdp2.sharding import refuse_wrapped, shard_model, shard_states, units_in
-from accelerate.strategies.fsdp2.states import full_state, sharded_state, whole
+from accelerate.strategies.fsdp2.sharding import refuse_wrapped, shard_model, shard_states
+from accelerate.strategies.fsdp2.states import full_state, whole
 from accelerate.strategies.mesh import flat_mesh
 from accelerate.strategies.relink import relinked
 from accelerate.strategies.replaced import Replaced
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @final
-class FullyShard(Strategy):
+class FullyShard(DTensorStrategy):
     """Sharded parameters, each by itself."""
 
     name = "fsdp2"
@@ -111,34 +110,12 @@ class FullyShard(Strategy):
         """Shard a bare model in place as the plugin says now, and return it."""
         return shard_model(model, self.plugin, self.mesh, self.runtime)
 
-    @contextmanager
-    def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
-        modules = list(units_in(model))
-        for module in modules:
-            module.set_requires_gradient_sync(False, recurse=False)
-        try:
-            yield
-        finally:
-            for module in modules:
-                module.set_requires_gradient_sync(True, recurse=False)
-
     def no_sync_in_window(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        return super().no_sync(model)  # gradients stay sharded between the micro-batches of an update
-
-    def clip_grad_norm_(
-        self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2
-    ) -> torch.Tensor:
-        return norms.clip_grad_norm_(parameters, max_norm, norm_type, combined(self.axes, norm_type))
-
-    def clip_grad_value_(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
-        norms.clip_grad_value_(parameters, clip_value)
+        return nullcontext()  # gradients stay sharded between the micro-batches of an update
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the full state of `model` in host memory on rank 0, an empty dictionary on the others."""
         return full_state(peel(model, parallel=False)[0] if unwrap else model, self.runtime.topology.is_main)
-
-    def weights(self, model: torch.nn.Module) -> dict[str, Any]:
-        return sharded_state(peel(model, parallel=False)[0])
 
     def model_records(self, models: Sequence[Any], weights: Sequence[Any], *, safe: bool) -> list[Record]:
         loads = [partial(self.load_whole, model) for model in models] + [None] * (len(weights) - len(models))
