@@ -48,7 +48,7 @@ def tpu_command_launcher(args: argparse.Namespace) -> None:
         FileNotFoundError: there is no such file of commands, or no gcloud.
         subprocess.CalledProcessError: gcloud failed.
     """
-    argv = _command_line(args)
+    name, argv = _command_line(args)
     if args.debug:
         print(f"Running {' '.join(argv)}")
         return
@@ -63,11 +63,11 @@ def tpu_command_launcher(args: argparse.Namespace) -> None:
                 do="install it (https://cloud.google.com/sdk), or see the whole command with --debug",
             )
         ) from None
-    print(f"Done on every machine of {args.tpu_name or argv[-7]}.")
+    print(f"Done on every machine of {name}.")
 
 
-def _command_line(args: argparse.Namespace) -> list[str]:
-    """Return the call of gcloud."""
+def _command_line(args: argparse.Namespace) -> tuple[str, list[str]]:
+    """Return the name of the TPU, and the call of gcloud."""
     from accelerate.launchers.read import cluster_config, default_file
 
     config = cluster_config(args.config_file or default_file({}))
@@ -84,7 +84,8 @@ def _command_line(args: argparse.Namespace) -> list[str]:
         )
     run = "; ".join([f"cd {FOLDER}", *_installation(args), *_commands(args, config)])
     gcloud = ["gcloud", *(["alpha"] if args.use_alpha else [])]
-    return [*gcloud, "compute", "tpus", "tpu-vm", "ssh", name, "--zone", zone, "--command", run, "--worker", "all"]
+    on_all = ["--zone", zone, "--command", run, "--worker", "all"]
+    return name, [*gcloud, "compute", "tpus", "tpu-vm", "ssh", name, *on_all]
 
 
 def _installation(args: argparse.Namespace) -> list[str]:

@@ -31,12 +31,15 @@ class Launcher(ABC):
     def plan(self, config: LaunchSettings) -> LaunchPlan:
         """Return what would be started; nothing is touched."""
 
-    @abstractmethod
     def run(self, plan: LaunchPlan) -> int:
         """Start what the plan says, wait for its end, and return the exit code: 0, or that of the first failure.
 
-        A process that a signal has ended counts as 128 plus the signal's number, as in a shell.
+        A process that a signal has ended counts as 128 plus the signal's number, as in a shell. Here the plan is one
+        command, which gets the terminal.
         """
+        from accelerate.launchers.alone import run
+
+        return run(plan)
 
     def ignored(self, config: LaunchSettings) -> list[str]:
         """Return a sentence for each flag that was given and changes nothing."""

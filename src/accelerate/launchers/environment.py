@@ -67,3 +67,27 @@ def physical_cores() -> int:
         import psutil
 
         return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+
+
+def rank_variables(
+    *,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    node: int,
+    nodes: int,
+    address: str,
+    port: int,
+) -> dict[str, str]:
+    """Return torch's own variables for a process that isn't started by torch, under the names of torchrun."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }

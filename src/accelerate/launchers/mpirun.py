@@ -77,12 +77,6 @@ class MpirunLauncher(Launcher):
             script=config.script,
         )
 
-    def run(self, plan: LaunchPlan) -> int:
-        """Run mpirun and return its exit code, which is that of a process that failed."""
-        from accelerate.launchers.alone import run
-
-        return run(plan)
-
 
 def _open_mpi(hostfile: str, processes: int, each: int, env: Mapping[str, str]) -> list[str]:
     """Return the arguments of Open MPI's mpirun."""

@@ -17,7 +17,7 @@ from accelerate.base.ports import get_free_port
 from accelerate.launchers.base import Launcher
 from accelerate.launchers.command import command
 from accelerate.launchers.console import say
-from accelerate.launchers.environment import USE_CPU, environment
+from accelerate.launchers.environment import USE_CPU, environment, rank_variables
 from accelerate.launchers.plan import LaunchPlan
 from accelerate.launchers.settings import LaunchSettings
 from accelerate.launchers.torchrun import TorchrunLauncher
@@ -176,16 +176,16 @@ def ranks(addresses: Sequence[str], port: int) -> list[dict[str, str]]:
     """Return the variables of each process, whose machines are listed one after another."""
     machines = list(dict.fromkeys(addresses))
     return [
-        {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(len(addresses)),
-            "LOCAL_RANK": str(addresses[:rank].count(address)),
-            "LOCAL_WORLD_SIZE": str(addresses.count(address)),
-            "GROUP_RANK": str(machines.index(address)),
-            "GROUP_WORLD_SIZE": str(len(machines)),
-            "MASTER_ADDR": addresses[0],
-            "MASTER_PORT": str(port),
-        }
+        rank_variables(
+            rank=rank,
+            world_size=len(addresses),
+            local_rank=addresses[:rank].count(address),
+            local_world_size=addresses.count(address),
+            node=machines.index(address),
+            nodes=len(machines),
+            address=addresses[0],
+            port=port,
+        )
         for rank, address in enumerate(addresses)
     ]
 

@@ -32,9 +32,3 @@ class SingleLauncher(Launcher):
     def plan(self, config: LaunchSettings) -> LaunchPlan:
         """Return the command line of the process."""
         return LaunchPlan(self.name, command(config), environment(config), script=config.script)
-
-    def run(self, plan: LaunchPlan) -> int:
-        """Run the process and return its exit code."""
-        from accelerate.launchers.alone import run
-
-        return run(plan)

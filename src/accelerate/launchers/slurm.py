@@ -14,7 +14,7 @@ from accelerate.base.slurm import Step
 from accelerate.config.resolve import Found
 from accelerate.launchers.base import Launcher
 from accelerate.launchers.command import command, is_plain
-from accelerate.launchers.environment import THREADS, environment
+from accelerate.launchers.environment import THREADS, environment, rank_variables
 from accelerate.launchers.plan import LaunchPlan
 from accelerate.launchers.settings import LaunchSettings
 from accelerate.launchers.torchrun import TorchrunLauncher
@@ -70,12 +70,6 @@ class SlurmLauncher(Launcher):
             script=config.script,
         )
 
-    def run(self, plan: LaunchPlan) -> int:
-        """Run the script and return its exit code."""
-        from accelerate.launchers.alone import run
-
-        return run(plan)
-
 
 def fill_in(found: Mapping[str, Found], environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings with what SLURM knows of the machines, which goes before a config file, but after flags."""
@@ -93,16 +87,16 @@ def fill_in(found: Mapping[str, Found], environ: Mapping[str, str]) -> dict[str,
 
 def _ranks(step: Step, address: str, port: int) -> dict[str, str]:
     """Return torch's own variables for a task."""
-    return {
-        "RANK": str(step.rank),
-        "WORLD_SIZE": str(step.tasks),
-        "LOCAL_RANK": str(step.local_rank),
-        "LOCAL_WORLD_SIZE": str(step.local_tasks),
-        "GROUP_RANK": str(step.node),
-        "GROUP_WORLD_SIZE": str(step.nodes),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-    }
+    return rank_variables(
+        rank=step.rank,
+        world_size=step.tasks,
+        local_rank=step.local_rank,
+        local_world_size=step.local_tasks,
+        node=step.node,
+        nodes=step.nodes,
+        address=address,
+        port=port,
+    )
 
 
 def _threads(config: LaunchSettings, step: Step) -> dict[str, str]:
