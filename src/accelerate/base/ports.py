@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from contextlib import suppress
 
 DEFAULT_PORT = 29500
+#: Where a free port is looked for, and how often.
+FREE_PORTS, TRIES = range(20000, 29500), 100
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:
@@ -14,7 +18,17 @@ def is_port_in_use(port: int | str | None = None) -> bool:
 
 
 def get_free_port() -> int:
-    """Return a port that nothing uses at this moment."""
+    """Return a port that nothing uses at this moment, and that the system gives to nobody by itself.
+
+    What connects to somewhere gets its own port from a range of the system (32768 and up on Linux, 49152 and up
+    elsewhere). One from there can be gone before it is used, so the choice falls below; only when nothing is free
+    there, the system chooses.
+    """
+    for _ in range(TRIES):
+        wanted = FREE_PORTS[int.from_bytes(os.urandom(4), "big") % len(FREE_PORTS)]
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind(("", wanted))
+            return wanted
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

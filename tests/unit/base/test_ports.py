@@ -32,6 +32,17 @@ def test_a_free_port_is_free():
     assert not ports.is_port_in_use(ports.get_free_port())
 
 
+def test_a_free_port_is_none_that_the_system_gives_away():
+    found = {ports.get_free_port() for _ in range(20)}
+    assert found <= set(ports.FREE_PORTS)
+    assert len(found) > 1
+
+
+def test_where_all_is_taken_the_system_chooses(monkeypatch, listener):
+    monkeypatch.setattr(ports, "FREE_PORTS", [listener.getsockname()[1]])
+    assert ports.get_free_port() != listener.getsockname()[1]
+
+
 def test_the_port_asked_about_by_default(monkeypatch):
     port = ports.get_free_port()
     monkeypatch.setattr(ports, "DEFAULT_PORT", port)
