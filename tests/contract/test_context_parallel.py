@@ -10,7 +10,19 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .conftest import world_of
-from .sharded import PLAN, VOCABULARY, Case, accelerator_for, batches, build, groups, micro_batches, share_of
+from .sharded import (
+    PLAN,
+    VOCABULARY,
+    Case,
+    accelerator_for,
+    batches,
+    build,
+    groups,
+    library,
+    llama,
+    micro_batches,
+    share_of,
+)
 
 V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 CASES = {
@@ -161,17 +173,9 @@ def pretrained() -> dict[str, Any]:
     return accelerator.get_state_dict(model)
 
 
-def llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=12)
-    )
-
-
+@pytest.mark.libraries
 def test_a_model_of_transformers(pair):
-    pytest.importorskip("transformers")
+    library("transformers")
     found = pair.run(pretrained)[0]
     model = llama()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

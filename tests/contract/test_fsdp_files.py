@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-from .sharded import Case, accelerator_for, build, groups, language, loss_of, micro_batches
+from .sharded import Case, accelerator_for, build, groups, language, library, loss_of, micro_batches
 
 V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 V1 = {"use_orig_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
@@ -114,10 +114,11 @@ def adapters(case: Case, folder: str) -> list[Any]:
     return [all(torch.equal(loaded[name], state[name]) for name in loaded) for state in seen]
 
 
+@pytest.mark.libraries
 @pytest.mark.parametrize("layout", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
 @pytest.mark.parametrize("plugin", [V2], ids=["fsdp2"])
 def test_adapters_alone(pair, tmp_path, plugin, layout):
-    pytest.importorskip("peft")
+    library("peft")
     main, other = pair.run(adapters, Case(plugin={**plugin, "state_dict_type": layout}), str(tmp_path))
     assert main == [True, False]
     assert other == [True, True]  # the other process has no whole state to compare
@@ -129,8 +130,9 @@ def adapters_refused(case: Case, folder: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.libraries
 def test_adapters_that_cannot_be_told_apart_are_refused(pair, tmp_path):
-    pytest.importorskip("peft")
+    library("peft")
     for text in pair.run(adapters_refused, Case(plugin=V1), str(tmp_path)):
         assert "shard with fsdp_version=2" in text
 

@@ -8,7 +8,19 @@ import pytest
 import torch
 
 from .conftest import world_of
-from .sharded import VOCABULARY, Case, batches, build, groups, loss_of, micro_batches, reference_case, share_of
+from .sharded import (
+    VOCABULARY,
+    Case,
+    batches,
+    build,
+    groups,
+    library,
+    llama,
+    loss_of,
+    micro_batches,
+    reference_case,
+    share_of,
+)
 
 ALONE, REPLICAS = {"pp_size": 2}, {"pp_size": 2, "dp_replicate_size": 2}
 
@@ -126,17 +138,9 @@ def pretrained() -> dict[str, Any]:
     return accelerator.get_state_dict(model)
 
 
-def llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=12)
-    )
-
-
+@pytest.mark.libraries
 def test_a_model_of_transformers(pair):
-    pytest.importorskip("transformers")
+    library("transformers")
     found = pair.run(pretrained)[0]
     model = llama()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

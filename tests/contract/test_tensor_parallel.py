@@ -17,6 +17,7 @@ from .sharded import (
     batches,
     build,
     groups,
+    llama,
     local,
     loss_of,
     micro_batches,
@@ -196,8 +197,9 @@ def divided_elsewhere(case: Case, folder: str) -> str:
     return "nothing was refused"
 
 
+@pytest.mark.libraries
 def test_a_model_that_was_divided_otherwise_is_refused(tmp_path):
-    small_llama().save_pretrained(tmp_path)
+    llama().save_pretrained(tmp_path)
     for error in world_of(4).run(divided_elsewhere, Case(plugin=None, mesh=REPLICAS), str(tmp_path)):
         assert "divided over 4 ranks with tp_size=2" in error
         assert "load it without tp_plan" in error
@@ -221,15 +223,6 @@ def pretrained(case: Case, folder: str, before: bool) -> dict[str, Any]:
     return {"weights": accelerator.get_state_dict(model), "norms": norms}
 
 
-def small_llama() -> Any:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=12
-    )
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(config)
-
-
 OF_TRANSFORMERS = {
     "divided while loading": (2, Case(plugin=None, mesh=ALONE), True),
     "divided by us": (2, Case(plugin=None, mesh=ALONE), False),
@@ -238,9 +231,10 @@ OF_TRANSFORMERS = {
 }
 
 
+@pytest.mark.libraries
 @pytest.mark.parametrize(("size", "case", "before"), OF_TRANSFORMERS.values(), ids=OF_TRANSFORMERS.keys())
 def test_a_model_of_transformers(tmp_path, size, case, before):
-    model = small_llama()
+    model = llama()
     model.save_pretrained(tmp_path)
     outcomes = world_of(size).run(pretrained, case, str(tmp_path), before)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from accelerate.base.ports import get_free_port
 from accelerate.launchers import mpirun, submit
+from tests.launch.conftest import end
 from tests.launch.plans import CPU, FOUR_GPUS, SCRIPT, plan_of
-from tests.launch.test_runs import end, launch  # noqa: F401  (a fixture)
 
 TWO_NODES = {
     "SLURM_JOB_ID": "77",
@@ -168,7 +168,7 @@ def test_a_job_repeats_what_was_typed_and_leaves_to_slurm_what_it_knows(monkeypa
     assert "it reads:\n  #!/bin/bash\n  #SBATCH --job-name=plans" in str(plan)
 
 
-def test_more_can_be_asked_of_the_batch_system(launch):  # noqa: F811
+def test_more_can_be_asked_of_the_batch_system(launch):
     code, out, err = end(launch("", "--cpu", "--submit", "slurm", "--submit_args", "-p long --time=1:00", "--dry_run"))
     assert code == 0, err
     assert "#SBATCH -p long\n  #SBATCH --time=1:00\n" in out
@@ -210,10 +210,9 @@ accelerator.end_training()
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun on this machine")
-def test_mpirun_starts_two_processes(as_root, launch, tmp_path):  # noqa: F811
+def test_mpirun_starts_two_processes(as_root, launch, tmp_path):
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     flags = ["--cpu", "--num_processes", "2", "--mixed_precision", "bf16", "--mpirun_hostfile", "hosts"]
-    port = 20000 + os.getpid() % 10000  # below those that the system gives to anybody who connects
-    process = launch(RANKS, *flags, "--main_process_port", str(port))
+    process = launch(RANKS, *flags, "--main_process_port", str(get_free_port()))
     code, out, err = end(process)
     assert (code, out) == (0, "ranks [0, 1] bf16\n"), err

@@ -10,8 +10,8 @@ import types
 import pytest
 
 from accelerate.launchers.ray import RayLauncher, Worker, ranks
+from tests.launch.conftest import end
 from tests.launch.plans import CPU, FOUR_GPUS, SCRIPT, plan_of
-from tests.launch.test_runs import end, launch  # noqa: F401  (a fixture)
 
 
 class Actor:
@@ -140,7 +140,7 @@ accelerator.end_training()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray isn't installed")
-def test_two_processes_on_a_real_cluster(launch):  # noqa: F811
+def test_two_processes_on_a_real_cluster(launch):
     code, _, err = end(launch(RANKS, "--launcher", "ray", "--cpu", "--num_processes", "2"))
     subprocess.run(["ray", "stop"], check=False, capture_output=True, timeout=60)
     assert code == 0, err

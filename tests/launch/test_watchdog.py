@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from tests.launch.test_runs import LIMIT, launch  # noqa: F401  (a fixture)
+from tests.launch.conftest import LIMIT
 
 HANG = """
 import time
@@ -47,7 +47,7 @@ def read_until(process, text: str) -> str:
     return seen
 
 
-def test_a_hang_is_told_once_and_the_run_goes_on(launch):  # noqa: F811
+def test_a_hang_is_told_once_and_the_run_goes_on(launch):
     process = launch(HANG, "--cpu", "--num_processes", "2", "--watchdog", "2")
     try:
         seen = read_until(process, "rank 0 waits in all_gather_")  # the start may take longer than the limit, too
@@ -67,7 +67,7 @@ def test_a_hang_is_told_once_and_the_run_goes_on(launch):  # noqa: F811
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_run_that_moves_is_left_alone(launch):  # noqa: F811
+def test_a_run_that_moves_is_left_alone(launch):
     process = launch(MOVE, "--cpu", "--watchdog", "0.4")
     _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 0

@@ -11,7 +11,7 @@ from accelerate.base.environ import reading
 from accelerate.config.cluster import ClusterConfig
 from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.enums import DynamoBackend
-from accelerate.config.env import to_env
+from accelerate.config.env import from_env, to_env
 from accelerate.config.option import options
 from accelerate.config.resolve import Found, Settings, find, merge, resolve
 
@@ -130,7 +130,8 @@ def test_a_bad_variable_that_loses_is_not_looked_at():
 
 def test_settings_of_a_run():
     environ = {"ACCELERATE_USE_CPU": "yes", "ACCELERATE_MIXED_PRECISION": "fp16", "ACCELERATE_DEBUG_MODE": "TRUE"}
-    assert Settings.of(environ, mixed_precision="bf16", debug=False) == Settings(
+    given = {"mixed_precision": "bf16", "debug": False}
+    assert Settings(**from_env(Settings, given, environ)) == Settings(
         use_cpu=True,
         mixed_precision="bf16",
         debug=False,
@@ -138,4 +139,4 @@ def test_settings_of_a_run():
         gradient_accumulation_steps=1,
     )
     with reading({}):
-        assert Settings.of() == Settings()
+        assert Settings(**from_env(Settings, {})) == Settings()

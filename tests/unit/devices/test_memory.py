@@ -127,8 +127,8 @@ def test_a_batch_size_that_is_passed_is_refused() -> None:
 
     with pytest.raises(TypeError) as refused:
         train(8, "m", "d")
-    assert "Batch size was passed into `train` as the first argument when called." in str(refused.value)
-    assert "Remove this as the decorator already does so: `train(model=m, data=d)`" in str(refused.value)
+    assert "a call of `train` with a batch size of its own" in str(refused.value)
+    assert "call it without: `train(model=m, data=d)`" in str(refused.value)
 
 
 @pytest.mark.parametrize(
