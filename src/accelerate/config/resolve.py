@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from accelerate.base.environ import current
-from accelerate.config.option import Boolean, Choice, Integer, Option, option, option_of, options
+from accelerate.config.option import Boolean, Choice, Integer, Option, option, option_of
 
 
 class Found(NamedTuple):
@@ -113,11 +113,6 @@ class Settings:
         group="Training Paradigm Arguments",
         help="Let save_state return when the checkpoint is on disk; false writes it while training goes on.",
     )
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
-        """Return the settings for these arguments (None: not passed), the environment and the defaults."""
-        return cls(**{name: resolve(declared, arguments.get(name), environ) for name, declared in options(cls).items()})
 
 
 def setting(name: str, argument: Any = None) -> Any:

@@ -148,10 +148,10 @@ def _bad_call(function: Callable[..., Any], name: str, args: tuple[Any, ...], er
         return f"{name}() {error}; the decorator passes the batch size as the first argument."
     shown = ", ".join(f"{key}={value}" for key, value in zip(names[1:], args[1:], strict=False))
     return message(
-        given=f"Batch size was passed into `{name}` as the first argument when called.",
-        why="the decorator finds the batch size and passes it as the first argument",
+        given=f"a call of `{name}` with a batch size of its own",
+        why="the decorator looks for the batch size, and puts it before the other arguments",
         allowed="the arguments that follow the batch size",
-        do=f"Remove this as the decorator already does so: `{name}({shown})`",
+        do=f"call it without: `{name}({shown})`",
     )
 
 
