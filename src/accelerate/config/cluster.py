@@ -17,7 +17,7 @@ from accelerate.config.files import check_keys
 from accelerate.config.fsdp import FullyShardedDataParallelPlugin
 from accelerate.config.mpirun import MpirunSettings
 from accelerate.config.option import Boolean, Choice, Integer, Listing, Section, Text, option, options, shared
-from accelerate.config.parallelism import ParallelismSettings
+from accelerate.config.parallelism_settings import ParallelismSettings
 from accelerate.config.resolve import Settings
 from accelerate.config.schema import BaseConfig
 

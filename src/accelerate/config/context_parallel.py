@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from accelerate.config.env import fill
 from accelerate.config.option import shared
-from accelerate.config.parallelism import ParallelismSettings
+from accelerate.config.parallelism_settings import ParallelismSettings
 
 
 @dataclass

@@ -3,106 +3,23 @@
 Ranks are numbered so that those of the last axis are neighbours: axes that divide a model come last, where
 communication is fastest. The mesh is built once, by the first `Accelerator`, or by `build_device_mesh` from a script.
 """
-# ruff: noqa: RUF009  (setting() returns a dataclasses.field)
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelerate.base.messages import did_you_mean, message, warn_once
 from accelerate.config.env import from_env
-from accelerate.config.option import Boolean, Choice, Integer, Kind, Text, option, shared
+from accelerate.config.mesh_axes import AXES, VIEWS, nearest_sizes
+from accelerate.config.option import shared
+from accelerate.config.parallelism_settings import ParallelismSettings
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-GROUP = "ParallelismConfig Arguments"
-#: The axes in the order of the mesh, with what each one shares out.
-AXES: Mapping[str, str] = {
-    "pp": "parts of the layers, one after the other",
-    "dp_replicate": "replicas that each see other data",
-    "dp_shard": "shards of the model, that each see other data",
-    "cp": "parts of each sequence (context parallel)",
-    "sp": "parts of each sequence (sequence parallel)",
-    "tp": "parts of each layer",
-}
-#: What a group of ranks is wanted for -> the axes it runs along, and its name among the views of the mesh.
-VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "data": (("dp_replicate", "dp_shard"), "dp"),
-    "shard": (("dp_shard", "cp"), "dp_shard_cp"),
-    "loss": (("dp_replicate", "dp_shard", "cp"), "dp_cp"),
-}
-
-
-def setting(name: str, kind: Kind, help: str, fallback: Any = None) -> Any:
-    """Return a field whose flag, key and variable are made of `name`."""
-    return option(
-        None,
-        fallback=fallback,
-        kind=kind,
-        flag=f"--parallelism_config_{name}",
-        yaml=f"parallelism_config.parallelism_config_{name}",
-        env=f"PARALLELISM_CONFIG_{name.upper()}",
-        group=GROUP,
-        help=help,
-    )
-
-
-class Plan(Kind):
-    """Patterns of module names with a style for each: a mapping, or text with commas and equals signs."""
-
-    def parse(self, value: Any) -> dict[str, Any]:
-        if isinstance(value, str):
-            value = dict(self._pair(part) for part in value.split(",") if part.strip())
-        if not isinstance(value, Mapping):
-            raise ValueError(f"it is a {type(value).__name__}, not a plan")
-        return {str(pattern): style for pattern, style in value.items()}
-
-    def _pair(self, text: str) -> tuple[str, str]:
-        pattern, equals, style = text.partition("=")
-        if not equals:
-            raise ValueError(f"{text.strip()!r} has no style")
-        return pattern.strip(), style.strip()
-
-    @property
-    def allowed(self) -> str:
-        return "patterns with a style for each: layers.*.q_proj=colwise,layers.*.o_proj=rowwise"
-
-    def format(self, value: Any) -> str:
-        return ",".join(f"{pattern}={style}" for pattern, style in value.items())
-
-
-@dataclass
-class ParallelismSettings:
-    """Everything that the section `parallelism_config` of a config file can hold."""
-
-    dp_replicate_size: int = setting("dp_replicate_size", Integer(1), "How many replicas there are.", 1)
-    dp_shard_size: int = setting("dp_shard_size", Integer(1), "Over how many processes a replica is sharded.", 1)
-    tp_size: int = setting("tp_size", Integer(1), "Over how many processes layers are divided.", 1)
-    cp_size: int = setting("cp_size", Integer(1), "Over how many processes sequences are divided.", 1)
-    cp_backend: str = setting("cp_backend", Choice(("torch",)), "What divides sequences for context parallel.", "torch")
-    cp_comm_strategy: str = setting(
-        "cp_comm_strategy", Choice(("allgather", "alltoall")), "How context parallel ranks exchange.", "allgather"
-    )
-    sp_size: int = setting("sp_size", Integer(1), "Over how many processes sequence parallel divides sequences.", 1)
-    sp_backend: str = setting(
-        "sp_backend", Choice(("deepspeed",)), "What divides sequences for sequence parallel.", "deepspeed"
-    )
-    sp_seq_length: int | None = setting("sp_seq_length", Integer(1), "The length of sequences, where it is fixed.")
-    sp_seq_length_is_variable: bool = setting(
-        "sp_seq_length_is_variable", Boolean(switch=False), "Whether the length of sequences varies.", True
-    )
-    sp_attn_implementation: str = setting(
-        "sp_attn_implementation", Text(), "The attention that sequence parallel uses.", "sdpa"
-    )
-    tp_plan: dict[str, Any] | None = setting(
-        "tp_plan", Plan(), "Which layers are divided, and how; by default as the model says."
-    )
-    pp_size: int = setting("pp_size", Integer(1), "Over how many processes the sequence of layers is divided.", 1)
 
 
 @dataclass
@@ -370,35 +287,3 @@ class ParallelismConfig:
 
     def _product(self) -> str:
         return " x ".join(f"{axis}_size={self._sizes[axis]}" for axis in self.active_mesh_dims) or "sizes of 1"
-
-
-def nearest_sizes(sizes: Mapping[str, int], processes: int, count: int = 3) -> list[str]:
-    """Return the sizes nearest to `sizes` whose product is `processes`, a line each, the nearest first.
-
-    Args:
-        sizes: the size of each axis; those of 1 stay so, but for the axes of data.
-        processes: how many processes there are.
-        count: how many lines to return at most.
-    """
-    axes = [axis for axis in AXES if sizes.get(axis, 1) > 1 or axis == "dp_shard"]
-    if not any(axis.startswith("dp") and sizes.get(axis, 1) > 1 for axis in axes):
-        axes.append("dp_replicate")
-    ranked = sorted(
-        products(processes, len(axes)),
-        key=lambda found: sum(abs(math.log(new / sizes.get(axis, 1))) for axis, new in zip(axes, found, strict=True)),
-    )
-    named = [
-        " x ".join(f"{axis}_size={size}" for axis, size in zip(axes, found, strict=True) if size > 1)
-        for found in ranked[:count]
-    ]
-    return [text or "sizes of 1" for text in named]
-
-
-def products(number: int, factors: int) -> Iterator[tuple[int, ...]]:
-    """Yield every way to write `number` as a product of so many factors, in their order."""
-    if factors == 1:
-        yield (number,)
-        return
-    for first in range(1, number + 1):
-        if number % first == 0:
-            yield from ((first, *rest) for rest in products(number // first, factors - 1))

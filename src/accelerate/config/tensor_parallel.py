@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate.base.messages import message
 from accelerate.config.env import fill
 from accelerate.config.option import shared
-from accelerate.config.parallelism import ParallelismSettings
+from accelerate.config.parallelism_settings import ParallelismSettings
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

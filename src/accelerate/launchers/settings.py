@@ -16,7 +16,7 @@ from accelerate.base.peer_to_peer import SWITCHES
 from accelerate.config.cluster import SECTIONS, ClusterConfig
 from accelerate.config.enums import DistributedType, value_of
 from accelerate.config.option import Option, options
-from accelerate.config.parallelism import ParallelismSettings
+from accelerate.config.parallelism_settings import ParallelismSettings
 from accelerate.config.resolve import Found, Settings, merge
 from accelerate.launchers.hardware import Hardware
 from accelerate.launchers.options import LaunchOptions

@@ -9,8 +9,10 @@ import pytest
 from accelerate.base.messages import forget_warnings
 from accelerate.config.arguments import choose_parallelism
 from accelerate.config.context_parallel import TorchContextParallelConfig
+from accelerate.config.mesh_axes import AXES, nearest_sizes, products
 from accelerate.config.option import option_of
-from accelerate.config.parallelism import AXES, ParallelismConfig, ParallelismSettings, nearest_sizes, products
+from accelerate.config.parallelism import ParallelismConfig
+from accelerate.config.parallelism_settings import ParallelismSettings
 from accelerate.config.pipeline_parallel import PipelineParallelConfig
 from accelerate.config.tensor_parallel import TorchTensorParallelConfig, TorchTensorParallelPlugin
 

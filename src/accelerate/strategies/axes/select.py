@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate.base.messages import message
 from accelerate.base.registry import Registry
-from accelerate.config.parallelism import AXES as NAMES
+from accelerate.config.mesh_axes import AXES as NAMES
 from accelerate.strategies.axes.base import Axis, Place
 
 if TYPE_CHECKING:

@@ -1,0 +1,82 @@
+"""What a config file, flags and variables can say about a mesh: :class:`ParallelismSettings`, a field a setting.
+
+`ParallelismConfig` and the settings of single axes share these declarations, so that each is written once.
+"""
+# ruff: noqa: RUF009  (setting() returns a dataclasses.field)
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate.config.option import Boolean, Choice, Integer, Kind, Text, option
+
+GROUP = "ParallelismConfig Arguments"
+
+
+def setting(name: str, kind: Kind, help: str, fallback: Any = None) -> Any:
+    """Return a field whose flag, key and variable are made of `name`."""
+    return option(
+        None,
+        fallback=fallback,
+        kind=kind,
+        flag=f"--parallelism_config_{name}",
+        yaml=f"parallelism_config.parallelism_config_{name}",
+        env=f"PARALLELISM_CONFIG_{name.upper()}",
+        group=GROUP,
+        help=help,
+    )
+
+
+class Plan(Kind):
+    """Patterns of module names with a style for each: a mapping, or text with commas and equals signs."""
+
+    def parse(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, str):
+            value = dict(self._pair(part) for part in value.split(",") if part.strip())
+        if not isinstance(value, Mapping):
+            raise ValueError(f"it is a {type(value).__name__}, not a plan")
+        return {str(pattern): style for pattern, style in value.items()}
+
+    def _pair(self, text: str) -> tuple[str, str]:
+        pattern, equals, style = text.partition("=")
+        if not equals:
+            raise ValueError(f"{text.strip()!r} has no style")
+        return pattern.strip(), style.strip()
+
+    @property
+    def allowed(self) -> str:
+        return "patterns with a style for each: layers.*.q_proj=colwise,layers.*.o_proj=rowwise"
+
+    def format(self, value: Any) -> str:
+        return ",".join(f"{pattern}={style}" for pattern, style in value.items())
+
+
+@dataclass
+class ParallelismSettings:
+    """Everything that the section `parallelism_config` of a config file can hold."""
+
+    dp_replicate_size: int = setting("dp_replicate_size", Integer(1), "How many replicas there are.", 1)
+    dp_shard_size: int = setting("dp_shard_size", Integer(1), "Over how many processes a replica is sharded.", 1)
+    tp_size: int = setting("tp_size", Integer(1), "Over how many processes layers are divided.", 1)
+    cp_size: int = setting("cp_size", Integer(1), "Over how many processes sequences are divided.", 1)
+    cp_backend: str = setting("cp_backend", Choice(("torch",)), "What divides sequences for context parallel.", "torch")
+    cp_comm_strategy: str = setting(
+        "cp_comm_strategy", Choice(("allgather", "alltoall")), "How context parallel ranks exchange.", "allgather"
+    )
+    sp_size: int = setting("sp_size", Integer(1), "Over how many processes sequence parallel divides sequences.", 1)
+    sp_backend: str = setting(
+        "sp_backend", Choice(("deepspeed",)), "What divides sequences for sequence parallel.", "deepspeed"
+    )
+    sp_seq_length: int | None = setting("sp_seq_length", Integer(1), "The length of sequences, where it is fixed.")
+    sp_seq_length_is_variable: bool = setting(
+        "sp_seq_length_is_variable", Boolean(switch=False), "Whether the length of sequences varies.", True
+    )
+    sp_attn_implementation: str = setting(
+        "sp_attn_implementation", Text(), "The attention that sequence parallel uses.", "sdpa"
+    )
+    tp_plan: dict[str, Any] | None = setting(
+        "tp_plan", Plan(), "Which layers are divided, and how; by default as the model says."
+    )
+    pp_size: int = setting("pp_size", Integer(1), "Over how many processes the sequence of layers is divided.", 1)
