@@ -63,9 +63,12 @@ class CustomArgumentParser(argparse.ArgumentParser):
         return parsed, rest
 
     def error(self, text: str) -> NoReturn:
-        """Say what is wrong with the command line, and exit with code 2."""
+        """Say what is wrong with the command line, and exit with code 2; a value is refused in its own words."""
+        _, refused, parts = text.partition(IN_FOUR_PARTS)
+        if refused:
+            self.exit(USAGE, f"{refused}{parts}\n")
         shown = message(
-            given=shlex.join([self.prog, *self._given]),
+            given=f"{self.prog} {shlex.join(self._given)}".rstrip(),
             why=text,
             allowed=f"what `{self.prog} --help` lists",
             do=self._advice(text) or "correct the command line",

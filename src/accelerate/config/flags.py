@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from accelerate.base.messages import message
 from accelerate.config.kinds import Boolean, Listing
 from accelerate.config.option import Option, options
 
@@ -120,7 +121,7 @@ def _reader(declared: Option, parse: Callable[[Any], Any]) -> Callable[[str], An
         except ValueError as error:
             kind = declared.kind
             raise argparse.ArgumentTypeError(
-                f"{text!r} is refused: {error}; allowed: {kind.allowed}; {kind.advice(text)}"
+                message(given=f"{declared.flag} {text}", why=str(error), allowed=kind.allowed, do=kind.advice(text))
             ) from None
 
     return read
