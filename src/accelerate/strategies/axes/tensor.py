@@ -7,11 +7,12 @@ every rank, with equal gradients.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from accelerate.base.messages import message
 from accelerate.strategies.axes.base import Axis, Place
@@ -35,7 +36,7 @@ class Tensor(Axis):
         super().__init__(place)
         self.given = getattr(place.settings, "plan", None)
         #: Sharding, or replicas, make DTensors of everything; alone, this axis has to.
-        self.alone = place.layout.data_parallel_size == 1 and not place.layout.cp_enabled
+        self.alone = place.layout.view("loss") is None
 
     def check(self, bundle: Bundle) -> None:
         for model in bundle.models:
@@ -81,17 +82,24 @@ class Tensor(Axis):
         styles = resolved(model, plan_of(model, self.given))
         runtime = self.place.runtime
         beginning = begin(model, runtime.collectives, runtime.device.torch_device, only_main=self.place.only_main)
-        divided: dict[torch.Tensor, torch.nn.Parameter] = {}
-        for name, style in styles.items():
-            module = model.get_submodule(name)
-            _place(module, beginning, divided)
-            before = dict(module.named_parameters(recurse=False))
-            parallelize_module(module, self.mesh, style, src_data_rank=None)
-            refuse_rest(module, name, self.mesh.size())
-            _tie_again(module, name, before, divided)
-        _refuse_half_tied(model, divided)
+        divide_from(model, styles, self.mesh, beginning)
         if not self.place.layout.dp_shard_enabled:  # sharding goes through the rest itself, unit by unit
             beginning.place(model.modules())
+
+
+def divide_from(
+    model: torch.nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh, beginning: Beginning
+) -> None:
+    """Divide the modules that `styles` names over the ranks of `mesh`, with the values that `beginning` says."""
+    divided: dict[torch.Tensor, torch.nn.Parameter] = {}
+    for name, style in styles.items():
+        module = model.get_submodule(name)
+        _place(module, beginning, divided)
+        before = dict(module.named_parameters(recurse=False))
+        parallelize_module(module, mesh, style, src_data_rank=None)
+        refuse_rest(module, name, mesh.size())
+        _tie_again(module, name, before, divided)
+    _refuse_half_tied(model, divided)
 
 
 def _place(module: torch.nn.Module, beginning: Beginning, divided: dict[torch.Tensor, torch.nn.Parameter]) -> None:

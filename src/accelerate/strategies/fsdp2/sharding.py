@@ -39,12 +39,23 @@ def shard_model(
         ValueError: the model differs between ranks, or has no class that was named.
     """
     left_alone, ignored, beginning = look_at(model, plugin, runtime)
-    units = units_of(model, policy_for(plugin, model), ignored)
-    _recompute(model, units, plugin)
-    job = _Job(plugin, mesh, ignored, beginning)
     for module in left_alone:
         beginning.place(module.modules())
     _warn_of_ignored(ignored)
+    return shard_from(model, plugin, mesh, beginning, ignored)
+
+
+def shard_from(
+    model: torch.nn.Module,
+    plugin: FullyShardedDataParallelPlugin,
+    mesh: DeviceMesh,
+    beginning: Beginning,
+    ignored: set[torch.nn.Parameter],
+) -> torch.nn.Module:
+    """Shard `model` in place, unit by unit, with the values that `beginning` says, and return it."""
+    units = units_of(model, policy_for(plugin, model), ignored)
+    _recompute(model, units, plugin)
+    job = _Job(plugin, mesh, ignored, beginning)
     for unit in units.blocks:
         job.shard(unit, plugin.reshard_after_forward)
     for unit in units.ends:

@@ -8,6 +8,7 @@ model, but for the output layer, which is needed last and large.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,14 +42,15 @@ def units_of(model: torch.nn.Module, policy: Any, ignored: Collection[torch.nn.P
         ignored: parameters that belong to no unit.
     """
     chosen = list(_chosen(model, policy, set(ignored)))
-    blocks = tuple((module,) for module in chosen if _is_closed(model, (module,)))
+    users = _users((model,))
+    blocks = tuple((module,) for module in chosen if _is_closed(users, (module,)))
     if len(blocks) < len(chosen):
         warn_once(
             f"{len(chosen) - len(blocks)} modules that the policy chose share parameters with others, and are gathered "
             "together with the whole model."
         )
     inside = {module for unit in blocks for each in unit for module in each.modules()}
-    return Units(blocks, tuple(unit for unit in _ends(model, inside) if _is_closed(model, unit)))
+    return Units(blocks, tuple(unit for unit in _ends(model, inside) if _is_closed(users, unit)))
 
 
 def _chosen(model: torch.nn.Module, policy: Any, ignored: set[torch.nn.Parameter]) -> Iterator[torch.nn.Module]:
@@ -86,12 +88,19 @@ def _bottom_up(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     yield module
 
 
-def _is_closed(model: torch.nn.Module, unit: Unit) -> bool:
-    """Whether no parameter of the unit is used outside of it; tied ones have to be gathered with all their users."""
-    inside = {module for each in unit for module in each.modules()}
-    own = {parameter for each in unit for parameter in each.parameters()}
-    others = (module for module in model.modules() if module not in inside)
-    return not any(parameter in own for module in others for parameter in module.parameters(recurse=False))
+def _users(unit: Unit) -> Counter[torch.nn.Parameter]:
+    """Return how many modules of a unit use each of its parameters themselves."""
+    modules = {module for each in unit for module in each.modules()}
+    return Counter(parameter for module in modules for parameter in module.parameters(recurse=False))
+
+
+def _is_closed(users: Counter[torch.nn.Parameter], unit: Unit) -> bool:
+    """Whether no parameter of the unit is used outside of it; tied ones have to be gathered with all their users.
+
+    Args:
+        users: how many modules of the whole model use each parameter.
+    """
+    return all(users[parameter] == count for parameter, count in _users(unit).items())
 
 
 def _ends(model: torch.nn.Module, inside: Collection[torch.nn.Module]) -> Iterator[Unit]:
