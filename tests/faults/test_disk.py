@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import resource
+import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -104,6 +107,28 @@ def test_a_disk_that_fills_up_while_saving_leaves_the_last_checkpoint(tmp_path, 
     monkeypatch.setattr(durable, "write_all", original)
     accelerator.save_state()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_1"]
+
+
+def on_a_disk_of(kilobytes, folder, *command):
+    """Run a command with an own file system of that size mounted at `folder`, seen by this command alone."""
+    mount = f"mount -t tmpfs -o size={kilobytes}k tmpfs {shlex.quote(str(folder))} && exec {shlex.join(command)}"
+    return subprocess.run(["unshare", "-Urm", "sh", "-c", mount], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("room", [0, 60_000])
+@pytest.mark.parametrize("way", ["blocking", "in the background"])
+def test_on_a_disk_that_is_full_the_last_checkpoint_stays(tmp_path, room, way):
+    try:
+        on_a_disk_of(64, tmp_path, "true").check_returncode()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this machine allows no file system of one's own: {error}")
+    run = on_a_disk_of(600, tmp_path, sys.executable, "-m", "tests.faults.full_disk", str(tmp_path), str(room), way)
+    assert run.returncode == 0, run.stderr
+    seen = json.loads(run.stdout.splitlines()[-1])
+    assert "No space left on device" in seen["said"]
+    assert seen["same"]
+    assert seen["loads"]
+    assert len(seen["names"]) == 1
 
 
 def save_without_rights(folder):
