@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from accelerate.commands.launch import launch_command_parser
-from accelerate.config.cluster import ClusterConfig
+from accelerate.config.cluster import ClusterConfig, is_local
 from accelerate.config.flags import explicit
+from accelerate.config.sagemaker import SageMakerConfig
 from accelerate.launchers.checks import check
 from accelerate.launchers.hardware import Hardware
 from accelerate.launchers.plan import LaunchPlan
@@ -24,6 +26,12 @@ FOUR_GPUS = Hardware("cuda", 4)
 SCRIPT = str(Path(__file__))  # any file that exists
 
 
+def config_of(content: Mapping[str, Any]) -> ClusterConfig | SageMakerConfig:
+    """Return what a config file says, of one's own machines or of jobs on SageMaker."""
+    schema = ClusterConfig if is_local(content) else SageMakerConfig
+    return schema.from_dict(content, "c.yaml")
+
+
 def settings_of(
     line: str, config: str = "", hardware: Hardware = CPU, environ: Mapping[str, str] | None = None
 ) -> LaunchSettings:
@@ -33,7 +41,7 @@ def settings_of(
         args.training_script,
         tuple(args.training_script_args),
         explicit(args, *DECLARED),
-        ClusterConfig.from_dict(yaml.safe_load(config), "c.yaml") if config else None,
+        config_of(yaml.safe_load(config)) if config else None,
         hardware=hardware,
         environ=environ or {},
         file="c.yaml" if config else None,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from accelerate.launchers.hardware import Hardware
@@ -65,9 +68,9 @@ REFUSED: dict[str, tuple[str, str, Hardware, list[str]]] = {
     ),
     "a kind of run without a launcher": (
         "SCRIPT",
-        "{distributed_type: DEEPSPEED, num_processes: 4}",
+        "{distributed_type: MEGATRON_LM, num_processes: 4}",
         FOUR_GPUS,
-        ["`distributed_type: DEEPSPEED` in c.yaml", "no launcher", "slurm job, ray, mpirun, slurm, torchrun, single"],
+        ["`distributed_type: MEGATRON_LM` in c.yaml", "no launcher", ", mpirun, slurm, ", "torchrun, single"],
     ),
 }
 
@@ -99,9 +102,38 @@ def test_values_that_no_setting_takes_end_with_code_2(line: str, capsys: pytest.
     with pytest.raises(SystemExit) as ended:
         plan_of(line)
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("Given: ")
-    assert line.split()[0] in said
+    flag, value, _ = line.split()
+    assert capsys.readouterr().err.startswith(f"Given: {flag} {value}\nWhy not: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("#!/bin/bash\necho hello\n", "its first line names another program: #!/bin/bash"),
+        ("learning_rate: 1\nsteps 3\n", "line 2 of it isn't Python"),
+        ("\0", "its content isn't Python"),
+    ],
+)
+def test_a_script_that_is_not_python_is_refused(content: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "train"
+    path.write_text(content)
+    with pytest.raises(ValueError) as refused:
+        plan_of(f"--cpu {path}")
+    assert why in str(refused.value)
+    assert f"--no_python {path}" in str(refused.value)
+    assert plan_of(f"--cpu --no_python {path}").argv == (str(path),)
+
+
+@pytest.mark.parametrize("content", ["#!/usr/bin/env python3\nprint('\\d')\n", "x = 1\n", "PK\3\4 a zip file"])
+def test_a_script_needs_no_ending_in_py(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "train"
+    path.write_text(content)
+    assert plan_of(f"--cpu {path}").argv == (sys.executable, str(path))
+
+
+def test_a_submitted_run_need_not_fit_this_machine() -> None:
+    plan = plan_of("--submit slurm --num_machines 2 --num_processes 16 SCRIPT", MANY)
+    assert (plan.launcher, plan.num_machines, plan.num_processes) == ("slurm job", 2, 16)
 
 
 def test_a_key_that_no_setting_has_is_refused_with_the_nearest() -> None:

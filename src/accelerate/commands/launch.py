@@ -8,11 +8,14 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.commands.utils import CustomArgumentParser, run_command
 from accelerate.config.flags import add_options, explicit
 from accelerate.launchers.settings import DECLARED, LaunchSettings
+
+if TYPE_CHECKING:
+    from accelerate.config.sagemaker import SageMakerConfig
 
 DESCRIPTION = "Start a script: one process, one for each accelerator, or as many as --num_processes says."
 EPILOG = (
@@ -78,6 +81,18 @@ def _settings(args: argparse.Namespace) -> LaunchSettings:
     )
 
 
+def sagemaker_launcher(sagemaker_config: SageMakerConfig, args: argparse.Namespace) -> None:
+    """Run a script as a job on Amazon SageMaker, and return when it has ended well.
+
+    Args:
+        sagemaker_config: what the config file says.
+        args: the parsed command line of a launch.
+    """
+    from accelerate.launchers.sagemaker import sagemaker_launcher
+
+    sagemaker_launcher(sagemaker_config, args)
+
+
 def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespace, Any, bool]:
     """Return `args` completed, the content of the config file (or None), and whether the precision comes from it.
 
@@ -85,7 +100,7 @@ def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespa
         ValueError, FileNotFoundError: the settings can't be launched.
     """
     from accelerate.launchers.checks import check
-    from accelerate.launchers.read import cluster_config
+    from accelerate.launchers.read import file_config
 
     settings = _settings(args)
     check(settings)
@@ -95,7 +110,7 @@ def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespa
     args.mixed_precision = settings.get("mixed_precision")
     args.multi_gpu = not settings.on_cpu and settings.num_processes > 1
     from_file = "mixed_precision" in settings.found and not settings.is_flag("mixed_precision")
-    return args, cluster_config(settings.file), from_file
+    return args, file_config(settings.file), from_file
 
 
 def main() -> None:

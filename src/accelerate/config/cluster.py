@@ -269,7 +269,7 @@ class ClusterConfig(BaseConfig):
         for name, declared in options(ClusterConfig).items():
             value = getattr(self, name) if name in self.given else None
             if value is not None and name in SECTIONS:
-                found.update(_by_dest(SECTIONS[name], value))
+                found.update(by_dest(SECTIONS[name], value))
             elif value is not None and value != {}:
                 found[declared.dest] = value
         return found
@@ -290,7 +290,7 @@ def read_section(name: str, plugin: type, content: Mapping[str, Any], where: str
     }
 
 
-def _by_dest(plugin: type, section: Mapping[str, Any]) -> dict[str, Any]:
+def by_dest(plugin: type, section: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a section by `dest`, typed."""
     return {
         declared.dest: declared.read(section[str(declared.key)], str(declared.yaml))

@@ -25,7 +25,8 @@ class BaseConfig:
     compute_environment: ComputeEnvironment = option(
         kind=Choice.of(ComputeEnvironment),
         yaml="compute_environment",
-        help="Where the program runs.",
+        help="LOCAL_MACHINE is this machine, or a cluster that you can log in to.",
+        ask="Where does the program run?",
     )
     distributed_type: Any = option(yaml="distributed_type", kind=Choice.of(DistributedType), help="The kind of run.")
     mixed_precision: str | None = shared(Settings, "mixed_precision")

@@ -14,6 +14,9 @@ from accelerate.config.option import options
 from accelerate.launchers.plan import LaunchPlan
 from accelerate.launchers.settings import LaunchSettings, declared
 
+#: Flags, by `dest`, that are about jobs on SageMaker alone.
+OF_JOBS = ("aws_access_key_id", "aws_secret_access_key")
+
 
 class Launcher(ABC):
     """One way of starting the processes of a run."""
@@ -47,6 +50,8 @@ class Launcher(ABC):
         if not config.uses_fsdp:
             fsdp = options(FullyShardedDataParallelPlugin).values()
             reasons.update((one.dest, "parameters are sharded with --use_fsdp only") for one in fsdp)
+        if config.job is None:
+            reasons.update(dict.fromkeys(OF_JOBS, "the config file isn't one of jobs on SageMaker"))
         return [
             f"{config.said(dest)} has no effect: {reason}"
             for dest, reason in reasons.items()

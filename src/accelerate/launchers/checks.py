@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,10 @@ from accelerate.base.messages import message, nearest
 from accelerate.config.enums import DistributedType
 from accelerate.launchers.settings import AT_LAUNCH, NO_DEVICES, LaunchSettings
 
+#: What the names of files end in that Python runs, or says itself why not.
+PYTHON_ENDINGS = (".py", ".pyc", ".pyz")
+#: How a zip file begins, which Python can run.
+ZIP = b"PK"
 #: Flags of which a command line can have one: (flag by dest, what it implies), each pair with what to do about it.
 EXCLUSIVE: tuple[tuple[tuple[str, str], tuple[str, str], str], ...] = (
     (("cpu", "runs on the CPU"), ("multi_gpu", "runs on accelerators"), "leave out the one you don't want"),
@@ -24,8 +30,10 @@ def check(settings: LaunchSettings) -> None:
         ValueError: settings that contradict each other, or ask for more than there is.
         FileNotFoundError: there is no such script.
     """
+    left_out = ABOUT_PROCESSES if settings.job is not None else ABOUT_THIS_MACHINE if settings.starts_elsewhere else ()
     for one in CHECKS:
-        one(settings)
+        if one not in left_out:
+            one(settings)
 
 
 def _flags_agree(settings: LaunchSettings) -> None:
@@ -182,6 +190,41 @@ def _script_exists(settings: LaunchSettings) -> None:
     )
 
 
+def _script_is_python(settings: LaunchSettings) -> None:
+    """Refuse a file that Python can't run; one that ends in .py has its errors shown by Python itself."""
+    path = Path(settings.script)
+    if settings.get("module") or settings.get("no_python") or path.suffix in PYTHON_ENDINGS or not path.is_file():
+        return
+    why = _why_not_python(path.read_bytes())
+    if why is None:
+        return
+    raise ValueError(
+        message(
+            given=f"script {path}",
+            why=f"it is started with Python, and {why}",
+            allowed="a Python file, -m and the name of a module, or a program of its own with --no_python",
+            do=f"to start it as it is: --no_python {path if len(path.parts) > 1 else Path('.') / path}",
+        )
+    )
+
+
+def _why_not_python(content: bytes) -> str | None:
+    """Say why the content of a file is no Python program; None if it may be one."""
+    first = content.partition(b"\n")[0]
+    if first.startswith(b"#!") and b"python" not in first:
+        return f"its first line names another program: {first.decode(errors='replace')}"
+    if content.startswith(ZIP):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(content)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        return f"line {line} of it isn't Python" if line else "its content isn't Python"
+    return None
+
+
 def _is_program(name: str) -> bool:
     """Whether the shell would find a program."""
     import shutil
@@ -204,4 +247,9 @@ CHECKS: tuple[Callable[[LaunchSettings], None], ...] = (
     _several_for_several,
     _devices_suffice,
     _script_exists,
+    _script_is_python,
 )
+#: Checks that compare the run with this machine, or with what has to be said on it.
+ABOUT_THIS_MACHINE = (_machines_can_meet, _devices_suffice)
+#: Checks of processes that a launch starts; those of a job on SageMaker are SageMaker's business.
+ABOUT_PROCESSES = (*ABOUT_THIS_MACHINE, _file_agrees, _number_is_known, _several_for_several, _script_is_python)

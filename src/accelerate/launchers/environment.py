@@ -24,13 +24,16 @@ CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 def environment(settings: LaunchSettings) -> dict[str, str]:
     """Return the variables for the processes of a launch."""
+    return {**said_environment(settings), **_hardware(settings), **_threads(settings)}
+
+
+def said_environment(settings: LaunchSettings) -> dict[str, str]:
+    """Return the variables for what was said, whatever machine the processes run on."""
     env = to_env(declared().values(), {dest: found.value for dest, found in settings.found.items()})
     if settings.uses_fsdp:
         env[USE_FSDP] = "true"
     if settings.lays_out:
         env[USE_MESH] = "true"
-    env.update(_hardware(settings))
-    env.update(_threads(settings))
     return env
 
 

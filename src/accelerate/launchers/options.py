@@ -141,3 +141,17 @@ class LaunchOptions:
         group=WATCH,
         help="Seconds between two looks at the processes.",
     )
+    aws_access_key_id: str | None = option(
+        None,
+        kind=Text(),
+        flag="--aws_access_key_id",
+        group="Amazon SageMaker",
+        help="The AWS credentials of a job, where neither a profile nor the environment has them.",
+    )
+    aws_secret_access_key: str | None = option(
+        None,
+        kind=Text(),
+        flag="--aws_secret_access_key",
+        group="Amazon SageMaker",
+        help="The secret half of these credentials; other users of this machine can read it while the launch runs.",
+    )

@@ -9,12 +9,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from accelerate.base.environ import FALSE_WORDS, TRUE_WORDS
 
 HIDDEN = "***"
 #: What the name of a variable or flag ends with, or has among its words, when its value is nobody's business.
-SECRET_ENDINGS = ("api_key", "access_key", "private_key")
+SECRET_ENDINGS = ("api_key", "access_key", "access_key_id", "private_key")
 SECRET_WORDS = frozenset({"token", "secret", "password", "passwd", "apikey", "credential", "credentials"})
 
 
@@ -33,6 +34,7 @@ class LaunchPlan:
         port: by which port; None for one process, 0 for one that is chosen when they start.
         script: what the person asked to run, for messages.
         stdin: what the command reads, such as a batch script.
+        request: what is asked of a service that starts the processes itself, in its own words; no command is run.
     """
 
     launcher: str
@@ -45,6 +47,7 @@ class LaunchPlan:
     port: int | None = None
     script: str = ""
     stdin: str = ""
+    request: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def processes_here(self) -> int:
@@ -57,12 +60,12 @@ class LaunchPlan:
         return self.port is not None and self.machine_rank == 0
 
     def __str__(self) -> str:
-        lines = [
-            f"launcher:    {self.launcher}",
-            f"processes:   {self._processes()}",
-            f"command:     {shlex.join(hide_secrets(self.argv))}",
-            "environment:" if self.env else "environment: nothing added",
-        ]
+        lines = [f"launcher:    {self.launcher}"]
+        if self.request:
+            lines += ["asks for:", *_shown_request(self.request)]
+        else:
+            lines += [f"processes:   {self._processes()}", f"command:     {shlex.join(hide_secrets(self.argv))}"]
+        lines.append("environment:" if self.env else "environment: nothing added")
         lines += [f"  {name}={_shown(name, value)}" for name, value in sorted(self.env.items())]
         if self.stdin:
             lines += ["it reads:", *(f"  {line}" for line in self.stdin.splitlines())]
@@ -101,6 +104,16 @@ def _shown(name: str, value: str) -> str:
     """Return a value, or stars if its name says that it is a secret; a switch is none."""
     plain = value.lower() in TRUE_WORDS + FALSE_WORDS
     return HIDDEN if _is_secret(name) and not plain else shlex.quote(value)
+
+
+def _shown_request(request: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
+    """Yield a line for each part of a request, secrets hidden; what is None isn't asked for."""
+    for name, value in request.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{name}:"
+            yield from _shown_request(value, f"{indent}  ")
+        elif value is not None:
+            yield f"{indent}{name}: {_shown(name, value) if isinstance(value, str) else value}"
 
 
 def _is_secret(name: str) -> bool:

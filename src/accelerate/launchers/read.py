@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from accelerate.base.messages import message
 from accelerate.config.cluster import ClusterConfig
 from accelerate.config.files import default_config_path
+from accelerate.config.sagemaker import SageMakerConfig
 from accelerate.devices.specs import SPECS
 from accelerate.launchers.hardware import find_hardware
 from accelerate.launchers.settings import LaunchSettings
@@ -29,11 +29,13 @@ def read_settings(
 
     Raises:
         FileNotFoundError: there is no such config file.
-        ValueError: it can't be read, or is about machines that no launcher reaches.
+        ValueError: it can't be read.
     """
     path = config_file or default_file(flags)
     environ = dict(os.environ)
-    settings = LaunchSettings.of(script, arguments, flags, cluster_config(path), environ=environ, file=path)
+    settings = LaunchSettings.of(script, arguments, flags, file_config(path), environ=environ, file=path)
+    if settings.job is not None:
+        return settings
     settings = dataclasses.replace(settings, found=fill_in(settings.found, environ))
     if settings.cpu_is_chosen:
         return settings
@@ -48,20 +50,16 @@ def default_file(flags: Mapping[str, Any]) -> str | None:
     return str(path) if path.is_file() and not flags.get("cpu") else None
 
 
-def cluster_config(path: str | None) -> ClusterConfig | None:
-    """Return the content of a config file of one's own machines; None without a file."""
+def file_config(path: str | None) -> ClusterConfig | SageMakerConfig | None:
+    """Return the content of a config file; None without a file."""
     if path is None:
         return None
     from accelerate.config.load import load_config
 
-    config = load_config(path)
-    if isinstance(config, ClusterConfig):
-        return config
-    raise ValueError(
-        message(
-            given=f"`compute_environment: {config.compute_environment.value}` in {path}",
-            why="no launcher of this version starts jobs on SageMaker",
-            allowed="`compute_environment: LOCAL_MACHINE`",
-            do="write another config file with `accelerate config`, and name it with --config_file",
-        )
-    )
+    return load_config(path)
+
+
+def cluster_config(path: str | None) -> ClusterConfig | None:
+    """Return the content of a config file if that is about one's own machines."""
+    config = file_config(path)
+    return config if isinstance(config, ClusterConfig) else None

@@ -11,6 +11,7 @@ from accelerate.launchers.base import Launcher
 from accelerate.launchers.settings import LaunchSettings
 
 BUILT_IN: dict[str, str] = {
+    "sagemaker": "accelerate.launchers.sagemaker:SageMakerLauncher",
     "slurm job": "accelerate.launchers.submit:SubmitLauncher",
     "ray": "accelerate.launchers.ray:RayLauncher",
     "mpirun": "accelerate.launchers.mpirun:MpirunLauncher",

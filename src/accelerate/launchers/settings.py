@@ -18,8 +18,10 @@ from accelerate.config.enums import DistributedType, value_of
 from accelerate.config.option import Option, options
 from accelerate.config.parallelism_settings import ParallelismSettings
 from accelerate.config.resolve import Found, Settings, merge
+from accelerate.config.sagemaker import SageMakerConfig
 from accelerate.launchers.hardware import Hardware
 from accelerate.launchers.options import LaunchOptions
+from accelerate.launchers.plan import hide_secrets
 
 #: The dataclasses whose Options are flags of `accelerate launch`; a declared section of the config file is one.
 DECLARED: tuple[type, ...] = (Settings, ClusterConfig, *SECTIONS.values(), LaunchOptions)
@@ -51,6 +53,7 @@ class LaunchSettings:
         hardware: the accelerators that this machine offers.
         environ: the variables of the launching process.
         file: the config file that was read.
+        job: what that file says, when it is about jobs on Amazon SageMaker.
         cores: the CPU cores to share among the processes; None to count them when that is needed.
     """
 
@@ -60,6 +63,7 @@ class LaunchSettings:
     hardware: Hardware = field(default_factory=Hardware)
     environ: Mapping[str, str] = field(default_factory=dict)
     file: str | None = None
+    job: SageMakerConfig | None = None
     cores: int | None = None
 
     @classmethod
@@ -68,11 +72,13 @@ class LaunchSettings:
         script: str,
         arguments: tuple[str, ...],
         flags: Mapping[str, Any],
-        config: ClusterConfig | None,
+        config: ClusterConfig | SageMakerConfig | None,
         **facts: Any,
     ) -> LaunchSettings:
         """Return the settings for these flags (by `dest`) and this config file."""
-        return cls(script, arguments, merge(flags, config.values() if config is not None else {}), **facts)
+        found = merge(flags, config.values() if config is not None else {})
+        job = config if isinstance(config, SageMakerConfig) else None
+        return cls(script, arguments, found, job=job, **facts)
 
     def get(self, dest: str) -> Any:
         """Return a setting: what was said, or its default."""
@@ -87,7 +93,7 @@ class LaunchSettings:
         value = value_of(self.get(dest))
         if self.is_flag(dest):
             flag = declared()[dest].flag
-            return str(flag) if value is True else f"{flag} {value}"
+            return str(flag) if value is True else " ".join(hide_secrets([str(flag), str(value)]))
         where = "SLURM" if dest in self.found and self.found[dest].source == "SLURM" else self.file or "the config file"
         return f"`{declared()[dest].yaml}: {value}` in {where}"
 
@@ -95,6 +101,11 @@ class LaunchSettings:
     def label(self) -> DistributedType | None:
         """The kind of run that the config file names."""
         return self.found["distributed_type"].value if "distributed_type" in self.found else None
+
+    @property
+    def starts_elsewhere(self) -> bool:
+        """Whether a service starts the processes on machines of its own, of which this one is no measure."""
+        return self.job is not None or self.get("submit") is not None
 
     @functools.cached_property
     def on_cpu(self) -> bool:
@@ -178,7 +189,7 @@ class LaunchSettings:
 
     def chosen_for_you(self) -> list[str]:
         """Return a line for each thing that was nobody's choice."""
-        return [*self._number_chosen(), *self._transfers_chosen()]
+        return [] if self.starts_elsewhere else [*self._number_chosen(), *self._transfers_chosen()]
 
     def _number_chosen(self) -> list[str]:
         """Say how many processes are started, if nobody did."""

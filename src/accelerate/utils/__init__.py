@@ -159,7 +159,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "is_xccl_available",
             "is_xpu_available",
         ],
-        "accelerate.utils.launch": ["PrepareForLaunch"],
+        "accelerate.utils.launch": ["PrepareForLaunch", "prepare_sagemager_args_inputs"],
         "accelerate.utils.memory": [
             "find_executable_batch_size",
             "release_memory",

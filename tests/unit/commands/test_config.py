@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from accelerate.commands.config import cluster, get_config_parser
+from accelerate.commands.config import cluster, get_config_parser, sagemaker
 from accelerate.commands.config import config as command
 from accelerate.commands.config.cluster import get_cluster_input
 from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig, load_config_from_file
 from accelerate.commands.config.default import write_basic_config
+from accelerate.config import questionnaire
 from accelerate.config.option import Option
 from accelerate.launchers import hardware
 from accelerate.launchers.hardware import Hardware
@@ -73,7 +75,7 @@ def test_a_file_that_exists_is_kept(home: Path, capsys: pytest.CaptureFixture[st
     assert write_basic_config(save_location=str(home / "c.yaml")) is False
     run("default", "--config_file", str(home / "c.yaml"))
     assert (home / "c.yaml").read_text() == "mine"
-    assert "already exists" in capsys.readouterr().out
+    assert "as it is" in capsys.readouterr().out
 
 
 def test_an_unknown_precision_is_refused(home: Path) -> None:
@@ -96,7 +98,7 @@ def test_update_rewrites_in_todays_words(home: Path, capsys: pytest.CaptureFixtu
     assert (content["mixed_precision"], content["num_processes"]) == ("fp16", 4)
     assert "fp16" not in content
     assert content["dynamo_config"]["dynamo_backend"].upper() == "INDUCTOR"
-    assert "Successfully updated" in capsys.readouterr().out
+    assert capsys.readouterr().out == f"Rewrote {home / 'c.yaml'}\n"
 
 
 def test_update_needs_a_file(home: Path) -> None:
@@ -120,6 +122,13 @@ class Person:
     def __call__(self, declared: Option, suggestion: Any, offered: Any) -> Any:
         self.asked[declared.dest] = offered
         return self.answers.get(declared.dest, suggestion)
+
+
+def answered_by(monkeypatch: pytest.MonkeyPatch, person: Person) -> None:
+    """Have a person sit at the terminal."""
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for module in (questionnaire, cluster, sagemaker):
+        monkeypatch.setattr(module, "on_terminal", person)
 
 
 def test_answers_become_a_config() -> None:
@@ -149,8 +158,7 @@ def test_the_present_file_gives_the_suggestions(home: Path) -> None:
 def test_the_questionnaire_writes_the_file(
     monkeypatch: pytest.MonkeyPatch, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(cluster, "on_terminal", Person(distributed_type="NO", mixed_precision="bf16"))
+    answered_by(monkeypatch, Person(distributed_type="NO", mixed_precision="bf16"))
     run("--config_file", str(home / "c.json"))
     assert json.loads((home / "c.json").read_text())["mixed_precision"] == "bf16"
     out = capsys.readouterr().out
@@ -164,9 +172,8 @@ def test_a_file_that_says_something_else_is_replaced_if_a_person_agrees(
 ) -> None:
     path = home / "c.json"
     path.write_text('{"distributed_type": "NO", "mixed_precision": "fp16"}')
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(cluster, "on_terminal", Person(distributed_type="NO", mixed_precision="bf16"))
-    monkeypatch.setattr(command, "overwrite", lambda there: answer)
+    answered_by(monkeypatch, Person(distributed_type="NO", mixed_precision="bf16"))
+    monkeypatch.setattr(command, "agrees", lambda question: answer)
     run("--config_file", str(path))
     assert json.loads(path.read_text())["mixed_precision"] == precision
     assert ("Left" in capsys.readouterr().out) is not answer
@@ -189,3 +196,80 @@ def test_config_files_are_of_two_kinds(home: Path) -> None:
     )
     assert isinstance(load_config_from_file(str(home / "a.yaml")), ClusterConfig)
     assert isinstance(load_config_from_file(str(home / "b.yaml")), SageMakerConfig)
+
+
+JOB = {"compute_environment": "AMAZON_SAGEMAKER", "distributed_type": "DATA_PARALLEL", "iam_role_name": "role"}
+
+
+def test_jobs_on_sagemaker_are_asked_about(
+    monkeypatch: pytest.MonkeyPatch, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    person = Person(**JOB, num_machines="2", ec2_instance_type="ml.p4d.24xlarge", mixed_precision="bf16")
+    answered_by(monkeypatch, person)
+    looked: list[str] = []
+    monkeypatch.setattr(sagemaker, "_get_iam_role_arn", looked.append)
+    run("--config_file", str(home / "c.yaml"))
+    config = load_config_from_file(str(home / "c.yaml"))
+    assert isinstance(config, SageMakerConfig)
+    assert (config.ec2_instance_type, config.num_machines, config.profile) == ("ml.p4d.24xlarge", 2, None)
+    assert (config.distributed_type.value, config.mixed_precision) == ("DATA_PARALLEL", "bf16")
+    assert not {"cpu", "enable_cpu_affinity", "num_processes", "main_process_ip"} & set(person.asked)
+    assert looked == ["role"]
+
+
+def test_the_present_file_gives_the_suggestions_for_jobs(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    (home / "accelerate").mkdir()
+    facts = {**JOB, "ec2_instance_type": "ml.g5.xlarge", "image_uri": "image:1", "additional_args": {"max_run": 60}}
+    (home / "accelerate" / "default_config.yaml").write_text(
+        json.dumps({**facts, "dynamo_config": {"dynamo_backend": "EAGER"}})
+    )
+    person = Person()
+    answered_by(monkeypatch, person)
+    assert command.choose_environment().value == "AMAZON_SAGEMAKER"
+    config = sagemaker.get_sagemaker_input()
+    assert (config.ec2_instance_type, config.image_uri) == ("ml.g5.xlarge", "image:1")
+    assert config.additional_args == {"max_run": 60}
+    assert config.dynamo_config is not None
+    assert config.dynamo_config["dynamo_backend"] == "EAGER"
+    assert not {"pytorch_version", "transformers_version", "py_version"} & set(person.asked), "the image has them"
+
+
+class NoSuchEntityException(Exception):
+    """As boto3 calls it."""
+
+
+@pytest.mark.parametrize(
+    ("error", "answer", "made", "said"),
+    [
+        (None, True, [], ""),
+        (NoSuchEntityException(), True, ["role"], "Created the IAM role role"),
+        (NoSuchEntityException(), False, [], ""),
+        (RuntimeError("no credentials"), True, [], "Nobody looked whether there is an IAM role role: no credentials"),
+    ],
+)
+def test_a_role_is_created_if_a_person_agrees(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Any, answer: bool, made: Any, said: str
+) -> None:
+    def look(name: str) -> str:
+        if error is not None:
+            raise error
+        return "arn"
+
+    created: list[str] = []
+    monkeypatch.setattr(sagemaker, "_get_iam_role_arn", look)
+    monkeypatch.setattr(sagemaker, "_create_iam_role_for_sagemaker", created.append)
+    config = SageMakerConfig.from_dict({**JOB, "ec2_instance_type": "a"})
+    sagemaker.ensure_role(config, lambda question: answer)
+    assert created == made
+    assert capsys.readouterr().out.strip() == said
+
+
+def test_without_boto3_nobody_looks_for_a_role(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    sagemaker.ensure_role(SageMakerConfig.from_dict({**JOB, "ec2_instance_type": "a"}), lambda question: True)
+    assert "boto3 isn't installed" in capsys.readouterr().out
+    role = {**JOB, "iam_role_name": "arn:aws:iam::1:role/r", "ec2_instance_type": "a"}
+    sagemaker.ensure_role(SageMakerConfig.from_dict(role), lambda question: True)
+    assert capsys.readouterr().out == ""

@@ -75,7 +75,7 @@ def test_only_what_was_given_counts(parser, line, values):
             "--num_steps x",
             "Given: --num_steps x Why not: it isn't a whole number Allowed: a whole number, 1 or more What to do: give",
         ),
-        ("--color gren", "Given: --color gren Why not: it isn't one of the choices Allowed: red, green What to do: Did you"),
+        ("--color gren", "Given: --color gren Why not: it isn't one of the choices Allowed: red, green What to do"),
         ("--load_it maybe", "Given: --load_it maybe Why not: it is neither a word for true nor one for false"),
         ("--num 3", "unrecognized arguments: --num 3"),
         ("--no_no_python", "unrecognized arguments: --no_no_python"),

@@ -6,7 +6,7 @@ import pytest
 
 from accelerate.config.cluster import ClusterConfig
 from accelerate.config.dynamo import TorchDynamoPlugin
-from accelerate.config.enums import DistributedType, DynamoBackend
+from accelerate.config.enums import ComputeEnvironment, DistributedType, DynamoBackend
 from accelerate.config.option import Boolean, Choice, Integer, Option, Text, options
 from accelerate.config.questionnaire import ask, file_content, on_terminal
 
@@ -27,9 +27,10 @@ class Person:
 
 
 def test_one_process_is_asked_little():
-    person = Person(distributed_type="NO")
+    person = Person(compute_environment="LOCAL_MACHINE", distributed_type="NO")
     answers = ask(*CLASSES, prompt=person)
     assert person.asked == [
+        "compute_environment",
         "distributed_type",
         "mixed_precision",
         "cpu",
@@ -39,6 +40,7 @@ def test_one_process_is_asked_little():
         "dynamo_backend",
     ]
     assert answers == {
+        "compute_environment": ComputeEnvironment.LOCAL_MACHINE,
         "distributed_type": DistributedType.NO,
         "mixed_precision": "no",
         "cpu": False,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from accelerate.config.enums import DynamoBackend
 from accelerate.launchers import read
 from accelerate.launchers.hardware import Hardware
 from accelerate.launchers.read import read_settings
@@ -46,12 +47,20 @@ def test_a_named_file_replaces_the_default_one(seen: list[dict[str, str]], tmp_p
     assert seen[0]["CUDA_VISIBLE_DEVICES"] == "1,3"
 
 
-def test_a_config_for_other_machines_is_refused(seen: list[dict[str, str]], tmp_path: Path) -> None:
+def test_a_config_of_jobs_says_nothing_about_this_machine(seen: list[dict[str, str]], tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(
-        "{compute_environment: AMAZON_SAGEMAKER, distributed_type: 'NO', ec2_instance_type: a, iam_role_name: b}"
+        "{compute_environment: AMAZON_SAGEMAKER, distributed_type: 'NO', ec2_instance_type: a, iam_role_name: b, "
+        "mixed_precision: bf16, dynamo_config: {backend: inductor}}"
     )
-    with pytest.raises(ValueError, match="AMAZON_SAGEMAKER"):
-        read_settings("train.py", (), {}, str(tmp_path / "c.yaml"))
+    settings = read_settings("train.py", (), {"num_machines": 2}, str(tmp_path / "c.yaml"))
+    assert settings.job is not None
+    assert settings.job.ec2_instance_type == "a"
+    assert {dest: found.value for dest, found in settings.found.items()} == {
+        "mixed_precision": "bf16",
+        "dynamo_backend": DynamoBackend.INDUCTOR,
+        "num_machines": 2,
+    }
+    assert seen == []
 
 
 def test_a_file_that_is_not_there_is_refused(seen: list[dict[str, str]]) -> None:

@@ -9,6 +9,10 @@ from typing import Any
 
 from accelerate.commands.utils import CustomArgumentParser, run_command
 from accelerate.config.cluster import ClusterConfig
+from accelerate.config.enums import ComputeEnvironment
+from accelerate.config.option import option_of
+from accelerate.config.sagemaker import SageMakerConfig
+from accelerate.config.schema import BaseConfig
 
 DESCRIPTION = "Answer questions about the machine and the training, and write the config file of `accelerate launch`."
 
@@ -28,11 +32,27 @@ def config_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     return parser
 
 
-def get_user_input() -> ClusterConfig:
-    """Ask on the terminal, and return the answers."""
+def get_user_input() -> ClusterConfig | SageMakerConfig:
+    """Ask on the terminal where the program runs and what that needs to know, and return the answers."""
     from accelerate.commands.config.cluster import get_cluster_input
+    from accelerate.commands.config.sagemaker import ensure_role, get_sagemaker_input
 
-    return get_cluster_input()
+    if choose_environment() == ComputeEnvironment.LOCAL_MACHINE:
+        return get_cluster_input()
+    config = get_sagemaker_input()
+    ensure_role(config, agrees)
+    return config
+
+
+def choose_environment() -> ComputeEnvironment:
+    """Ask where the program runs; the present config file gives the suggestion."""
+    from accelerate.config.questionnaire import on_terminal
+    from accelerate.launchers.read import default_file, file_config
+
+    known = file_config(default_file({}))
+    declared = option_of(BaseConfig, "compute_environment")
+    present = ComputeEnvironment.LOCAL_MACHINE if known is None else known.compute_environment
+    return ComputeEnvironment(declared.read(on_terminal(declared, present, None), "the answer"))
 
 
 def config_command(args: argparse.Namespace) -> None:
@@ -57,17 +77,21 @@ def config_command(args: argparse.Namespace) -> None:
     content = get_user_input().to_dict()
     text = rendered(path, content)
     print(f"\n{path}:\n\n{text}")
-    if path.exists() and path.read_text(encoding="utf-8") != text and not overwrite(path):
+    if (
+        path.exists()
+        and path.read_text(encoding="utf-8") != text
+        and not agrees(f"Replace {path}, which says something else?")
+    ):
         print(f"Left {path} as it is")
         return
     print(f"Wrote the configuration to {write_config(path, content)}")
 
 
-def overwrite(path: Path) -> bool:
-    """Ask whether the file that is there may be replaced."""
+def agrees(question: str) -> bool:
+    """Ask a question that a person has to say yes to."""
     import questionary
 
-    return bool(questionary.confirm(f"Replace {path}, which says something else?", default=False).unsafe_ask())
+    return bool(questionary.confirm(question, default=False).unsafe_ask())
 
 
 def main() -> None:

@@ -33,9 +33,7 @@ def write_basic_config(mixed_precision: str = "no", save_location: str = default
 
     path = Path(save_location)
     if path.exists():
-        print(
-            f"Configuration already exists at {path}, will not override. Run `accelerate config`, or name another file."
-        )
+        print(f"Left {path} as it is; `accelerate config` replaces it, --config_file names another file")
         return False
     hardware = find_hardware(current())
     processes = max(hardware.count, 1)

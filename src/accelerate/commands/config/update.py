@@ -42,4 +42,4 @@ def update_command_parser(parser: Any, parents: list[argparse.ArgumentParser]) -
 
 def update_config_command(args: argparse.Namespace) -> None:
     """Rewrite the file, and say so."""
-    print(f"Successfully updated the configuration file at {update_config(args)}.")
+    print(f"Rewrote {update_config(args)}")
