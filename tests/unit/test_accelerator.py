@@ -148,6 +148,14 @@ def test_bad_arguments_are_refused_and_leave_no_state(arguments, kind, text):
     assert AcceleratorState._shared_state == {}
 
 
+@pytest.mark.parametrize("variable", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"])
+def test_a_launch_with_a_capability_of_a_later_version_is_refused(monkeypatch, variable):
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(NotImplementedError, match=f"Given: {variable}=true(.|\n)*docs/support.md"):
+        Accelerator(cpu=True)
+    assert AcceleratorState._shared_state == {}
+
+
 def test_a_second_accelerator_of_another_precision_is_refused():
     Accelerator(cpu=True, mixed_precision="bf16")
     assert Accelerator(cpu=True).mixed_precision == "bf16"

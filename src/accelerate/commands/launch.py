@@ -16,6 +16,7 @@ from accelerate.launchers.settings import DECLARED, LaunchSettings
 
 if TYPE_CHECKING:
     from accelerate.config.sagemaker import SageMakerConfig
+    from accelerate.launchers.base import Launcher
 
 DESCRIPTION = "Start a script: one process, one for each accelerator, or as many as --num_processes says."
 EPILOG = (
@@ -52,17 +53,24 @@ def launch_command(args: argparse.Namespace) -> None:
         subprocess.CalledProcessError: the script failed; with `quiet`, SystemExit with its exit code.
         KeyboardInterrupt: Ctrl-C ended it.
     """
-    from accelerate.launchers.checks import check
-    from accelerate.launchers.console import say
     from accelerate.launchers.registry import select
 
     settings = _settings(args)
-    launcher = select(settings)
+    _carry_out(select(settings), settings)
+
+
+def _carry_out(launcher: Launcher, settings: LaunchSettings) -> None:
+    """Check the settings, and start what the launcher makes of them."""
+    from accelerate.launchers.checks import check
+    from accelerate.launchers.console import say
+    from accelerate.launchers.installed import check_installed
+
     check(settings)
     plan = launcher.plan(settings)
     if settings.get("dry_run"):
         print(plan, settings, sep="\n")
         return
+    check_installed(settings)
     for line in [] if settings.get("quiet") else [*launcher.ignored(settings), *settings.chosen_for_you()]:
         say(line)
     code = launcher.run(plan)

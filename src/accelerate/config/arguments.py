@@ -44,6 +44,9 @@ OLD_SPELLINGS: dict[str, str] = {
     "use_seedable_sampler": "dataloader_config=DataLoaderConfiguration(use_seedable_sampler=...)",
 }
 
+#: Variables by which a launch asks for a capability that is not part of this version.
+ASKED_BY_VARIABLE = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
+
 #: Arguments of the public signature whose capability is not part of this version.
 MISSING_CAPABILITIES: dict[str, str] = {
     "deepspeed_plugin": "DeepSpeed",
@@ -54,11 +57,21 @@ MISSING_CAPABILITIES: dict[str, str] = {
 
 
 def refuse_missing_capabilities(**arguments: Any) -> None:
-    """Refuse arguments whose capability this version does not have.
+    """Refuse what asks for a capability that this version does not have: an argument, or a launch.
 
     Raises:
-        NotImplementedError: one of `arguments` is not None.
+        NotImplementedError: one of `arguments` is not None, or a variable asks for it.
     """
+    for variable, capability in ASKED_BY_VARIABLE.items():
+        if parse_flag_from_env(variable):
+            raise NotImplementedError(
+                message(
+                    given=f"{variable}=true, as a launch with {capability} has it",
+                    why=f"training with {capability} is not part of this version; launching scripts of its own is",
+                    allowed="a script without Accelerator under that launch, or one with it under another",
+                    do="launch with --use_fsdp to divide what is trained; docs/support.md lists what is there",
+                )
+            )
     for name, value in arguments.items():
         if value is not None:
             raise NotImplementedError(

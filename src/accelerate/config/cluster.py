@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from accelerate.config.deepspeed import DeepSpeedSettings
 from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.enums import ComputeEnvironment, DistributedType, value_of
 from accelerate.config.files import check_keys
@@ -27,6 +28,7 @@ TPU = "TPU"
 
 # Section of the file -> the dataclass that declares its settings.
 SECTIONS: dict[str, type] = {
+    "deepspeed_config": DeepSpeedSettings,
     "dynamo_config": TorchDynamoPlugin,
     "fsdp_config": FullyShardedDataParallelPlugin,
     "mpirun_config": MpirunSettings,

@@ -100,6 +100,7 @@ class Settings:
         1,
         kind=Integer(1),
         flag="--gradient_accumulation_steps",
+        yaml="deepspeed_config.gradient_accumulation_steps",
         env="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
         group="Training Paradigm Arguments",
         help="Update the weights once in this many batches.",

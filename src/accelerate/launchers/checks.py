@@ -10,17 +10,13 @@ from pathlib import Path
 
 from accelerate.base.messages import message, nearest
 from accelerate.config.enums import DistributedType
+from accelerate.launchers.exclusions import deepspeed_file_agrees, settings_agree
 from accelerate.launchers.settings import AT_LAUNCH, NO_DEVICES, LaunchSettings
 
 #: What the names of files end in that Python runs, or says itself why not.
 PYTHON_ENDINGS = (".py", ".pyc", ".pyz")
 #: How a zip file begins, which Python can run.
 ZIP = b"PK"
-#: Flags of which a command line can have one: (flag by dest, what it implies), each pair with what to do about it.
-EXCLUSIVE: tuple[tuple[tuple[str, str], tuple[str, str], str], ...] = (
-    (("cpu", "runs on the CPU"), ("multi_gpu", "runs on accelerators"), "leave out the one you don't want"),
-    (("module", "runs a module with `python -m`"), ("no_python", "starts a program without Python"), "leave out one"),
-)
 
 
 def check(settings: LaunchSettings) -> None:
@@ -34,20 +30,6 @@ def check(settings: LaunchSettings) -> None:
     for one in CHECKS:
         if one not in left_out:
             one(settings)
-
-
-def _flags_agree(settings: LaunchSettings) -> None:
-    """Refuse two flags that say different things."""
-    for (first, first_means), (second, second_means), do in EXCLUSIVE:
-        if settings.is_flag(first) and settings.is_flag(second) and settings.get(first) and settings.get(second):
-            raise ValueError(
-                message(
-                    given=f"{settings.said(first)} and {settings.said(second)}",
-                    why=f"the first {first_means}, the second {second_means}",
-                    allowed="one of the two",
-                    do=do,
-                )
-            )
 
 
 def _file_agrees(settings: LaunchSettings) -> None:
@@ -123,7 +105,7 @@ def _several_for_several(settings: LaunchSettings) -> None:
 def _devices_suffice(settings: LaunchSettings) -> None:
     """Refuse more processes than there are accelerators."""
     here, devices = settings.processes_here, settings.devices
-    if settings.on_cpu or here <= max(devices, 1 if not settings.get("multi_gpu") else 0):
+    if settings.on_cpu or settings.on_tpu or here <= max(devices, 1 if not settings.get("multi_gpu") else 0):
         return
     there = str(settings.hardware) if settings.chosen_ids is None else f"{devices} of {settings.hardware} (gpu_ids)"
     number = f"{here} process{'es' if here > 1 else ''}"
@@ -240,7 +222,8 @@ def _where_from(settings: LaunchSettings) -> str:
 
 
 CHECKS: tuple[Callable[[LaunchSettings], None], ...] = (
-    _flags_agree,
+    settings_agree,
+    deepspeed_file_agrees,
     _file_agrees,
     _number_is_known,
     _machines_can_meet,

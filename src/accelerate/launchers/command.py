@@ -7,17 +7,17 @@ import sys
 from accelerate.config.enums import DistributedType
 from accelerate.launchers.settings import LaunchSettings
 
-#: The kinds of run whose processes need nothing but torch's variables; the others have launchers of their own.
+#: The kinds of run whose processes need nothing but variables; the others have launchers of their own.
 PLAIN = frozenset(
     kind
     for kind in DistributedType
-    if kind in (DistributedType.NO, DistributedType.FSDP) or kind.value.startswith("MULTI_")
+    if kind in (DistributedType.NO, DistributedType.FSDP, DistributedType.DEEPSPEED) or kind.value.startswith("MULTI_")
 )
 
 
 def is_plain(config: LaunchSettings) -> bool:
     """Whether the run is one process, or several that torch.distributed connects."""
-    return config.label is None or config.label in PLAIN
+    return config.kind is None or config.kind in PLAIN
 
 
 def command(config: LaunchSettings) -> tuple[str, ...]:

@@ -11,11 +11,16 @@ import os
 from pathlib import Path
 
 from accelerate.base.peer_to_peer import SWITCHES
+from accelerate.config.deepspeed import SECTION
 from accelerate.config.env import to_env
 from accelerate.launchers.settings import LaunchSettings, declared
 
 USE_CPU = "ACCELERATE_USE_CPU"
 USE_FSDP = "ACCELERATE_USE_FSDP"
+USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+#: The settings of DeepSpeed that the config file has, which must not be in DeepSpeed's own file too.
+DEEPSPEED_FIELDS = "ACCELERATE_CONFIG_DS_FIELDS"
+DEEPSPEED_DEVICE = "DS_ACCELERATOR"
 USE_MESH = "ACCELERATE_USE_PARALLELISM_CONFIG"
 THREADS = "OMP_NUM_THREADS"
 #: Which threads share a core with this one: the same text for all of them.
@@ -34,6 +39,25 @@ def said_environment(settings: LaunchSettings) -> dict[str, str]:
         env[USE_FSDP] = "true"
     if settings.lays_out:
         env[USE_MESH] = "true"
+    if settings.uses_deepspeed:
+        env.update(_deepspeed(settings))
+    return env
+
+
+def _deepspeed(settings: LaunchSettings) -> dict[str, str]:
+    """Return what DeepSpeed needs beside its settings: where modules are, and the device if that is the CPU."""
+    section = {one.dest: str(one.key) for one in declared().values() if one.section == SECTION}
+    by_file = [dest for dest, found in settings.found.items() if found.source == "file"]
+    fields = [section.get(dest, dest) for dest in by_file if dest in section or dest == "mixed_precision"]
+    paths = [path for path in (settings.environ.get("PYTHONPATH"), os.getcwd()) if path]
+    env = {
+        USE_DEEPSPEED: "true",
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(os.pathsep.join(paths).split(os.pathsep))),
+    }
+    if fields:
+        env[DEEPSPEED_FIELDS] = ",".join(sorted(fields))
+    if settings.on_cpu:
+        env[DEEPSPEED_DEVICE] = "cpu"
     return env
 
 
@@ -43,6 +67,8 @@ def _hardware(settings: LaunchSettings) -> dict[str, str]:
         return {USE_CPU: "true"}
     env = {USE_CPU: "false"} if "cpu" in settings.found else {}
     visible = settings.hardware.spec.visible
+    if settings.deepspeed_runner is not None:
+        return env
     if settings.chosen_ids is not None and visible is not None:
         env[visible] = settings.chosen_ids
     if not settings.hardware.peer_to_peer and settings.num_processes > 1:
@@ -55,7 +81,7 @@ def _threads(settings: LaunchSettings) -> dict[str, str]:
     said = settings.get("num_cpu_threads_per_process")
     if said is not None:
         return {THREADS: str(said)}
-    if THREADS in settings.environ:
+    if THREADS in settings.environ or settings.deepspeed_runner is not None:
         return {}
     if not settings.on_cpu:
         return {THREADS: "1"}

@@ -7,10 +7,8 @@ The variables of the run travel on the command line, since mpirun hands on none 
 from __future__ import annotations
 
 import functools
-import re
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,21 +16,12 @@ from accelerate.base.messages import message
 from accelerate.launchers.base import Launcher
 from accelerate.launchers.command import command
 from accelerate.launchers.environment import environment
+from accelerate.launchers.hostfile import MPI, Host, read_hostfile
 from accelerate.launchers.plan import LaunchPlan
 from accelerate.launchers.settings import DEFAULT_PORT, LaunchSettings
 from accelerate.launchers.torchrun import TorchrunLauncher
 
-#: `host`, `host:2`, `host slots=2 max_slots=4`; slots count processes.
-LINE = re.compile(r"(?P<host>[\w.-]+)(:(?P<colon>\d+))?(\s+slots\s*=\s*(?P<slots>\d+))?(\s+max[_-]slots\s*=\s*\d+)?")
 BY_MPI = "mpirun starts the processes"
-
-
-@dataclass(frozen=True)
-class Host:
-    """A line of a hostfile: a machine, and how many processes it takes, if it says so."""
-
-    name: str
-    slots: int | None = None
 
 
 class MpirunLauncher(Launcher):
@@ -59,7 +48,7 @@ class MpirunLauncher(Launcher):
             FileNotFoundError: there is no such file, or no mpirun.
         """
         path = Path(config.get("mpirun_hostfile"))
-        hosts = read_hostfile(path)
+        hosts = read_hostfile(path, MPI)
         _check_room(path, hosts, config)
         address = config.get("main_process_ip") or hosts[0].name
         port = config.port or DEFAULT_PORT
@@ -112,48 +101,6 @@ def find_mpirun() -> tuple[str, str]:
             why="neither mpirun nor mpiexec is on the PATH",
             allowed="an installation of Open MPI, MPICH or Intel MPI",
             do="install one of them (`apt install openmpi-bin`), or leave out --mpirun_hostfile",
-        )
-    )
-
-
-def read_hostfile(path: Path) -> list[Host]:
-    """Return the machines that a hostfile lists.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it lists none, or a line isn't one of a hostfile.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(
-            message(
-                given=f"--mpirun_hostfile {path}",
-                why="there is no such file",
-                allowed="a file with a line for each machine, such as `node1 slots=4`",
-                do="correct the path",
-            )
-        )
-    hosts = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        line = text.partition("#")[0].strip()
-        found = LINE.fullmatch(line)
-        if line and found is None:
-            raise _bad_line(path, number, text)
-        if found is not None:
-            slots = found["colon"] or found["slots"]
-            hosts.append(Host(found["host"], int(slots) if slots else None))
-    if not hosts:
-        raise _bad_line(path, 1, "no line with a machine")
-    return hosts
-
-
-def _bad_line(path: Path, number: int, text: str) -> ValueError:
-    """Return the error for a line of a hostfile."""
-    return ValueError(
-        message(
-            given=f"line {number} of {path}: {text}",
-            why="it names no machine",
-            allowed="`node1`, `node1 slots=4`, `node1:4`, and comments after #",
-            do="correct the line",
         )
     )
 

@@ -76,6 +76,21 @@ class LaunchOptions:
         group="Hardware Selection Arguments",
         help="Run one process on each accelerator.",
     )
+    tpu: bool = option(
+        False,
+        kind=Boolean(),
+        flag="--tpu",
+        group="Hardware Selection Arguments",
+        help="Run on a TPU: torch_xla starts --main_training_function on every core.",
+    )
+    use_deepspeed: bool = option(
+        False,
+        kind=Boolean(),
+        flag="--use_deepspeed",
+        env="ACCELERATE_USE_DEEPSPEED",
+        group="Training Paradigm Arguments",
+        help="Train with DeepSpeed, on any device.",
+    )
     use_fsdp: bool = option(
         False,
         kind=Boolean(),

@@ -14,6 +14,7 @@ BUILT_IN: dict[str, str] = {
     "sagemaker": "accelerate.launchers.sagemaker:SageMakerLauncher",
     "slurm job": "accelerate.launchers.submit:SubmitLauncher",
     "ray": "accelerate.launchers.ray:RayLauncher",
+    "deepspeed": "accelerate.launchers.deepspeed:DeepSpeedLauncher",
     "mpirun": "accelerate.launchers.mpirun:MpirunLauncher",
     "slurm": "accelerate.launchers.slurm:SlurmLauncher",
     "torchrun": "accelerate.launchers.torchrun:TorchrunLauncher",

@@ -27,7 +27,20 @@ from accelerate.launchers.plan import hide_secrets
 DECLARED: tuple[type, ...] = (Settings, ClusterConfig, *SECTIONS.values(), LaunchOptions)
 DEFAULT_PORT = 29500
 #: The kinds of run that say nothing about accelerators.
-NO_DEVICES = (None, DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.FSDP)
+NO_DEVICES = (
+    None,
+    DistributedType.NO,
+    DistributedType.MULTI_CPU,
+    DistributedType.FSDP,
+    DistributedType.DEEPSPEED,
+)
+#: Flags that say of which kind the run is, whatever the config file says.
+KIND_OF_FLAG: dict[str, DistributedType] = {
+    "use_deepspeed": DistributedType.DEEPSPEED,
+    "use_fsdp": DistributedType.FSDP,
+    "tpu": DistributedType.XLA,
+    "tpu_use_cluster": DistributedType.XLA,
+}
 #: In a config file: the number of processes has to be given at launch.
 AT_LAUNCH = -1
 
@@ -102,15 +115,38 @@ class LaunchSettings:
         """The kind of run that the config file names."""
         return self.found["distributed_type"].value if "distributed_type" in self.found else None
 
+    @functools.cached_property
+    def kind(self) -> DistributedType | None:
+        """The kind of run: that of a flag, or else that of the config file, unless a flag denies it."""
+        said = [kind for dest, kind in KIND_OF_FLAG.items() if self.is_flag(dest) and self.get(dest)]
+        if said:
+            return said[0]
+        denied = {KIND_OF_FLAG[dest] for dest in ("use_deepspeed", "use_fsdp", "tpu") if self.is_flag(dest)}
+        if self.label == DistributedType.XLA and self.cpu_is_chosen:
+            denied.add(DistributedType.XLA)
+        plain = self.is_flag("multi_gpu") and self.get("multi_gpu") and self.label in KIND_OF_FLAG.values()
+        return None if plain or self.label in denied else self.label
+
     @property
     def starts_elsewhere(self) -> bool:
-        """Whether a service starts the processes on machines of its own, of which this one is no measure."""
-        return self.job is not None or self.get("submit") is not None
+        """Whether the processes run where this machine is no measure: of a service, a pod, a hostfile."""
+        pod = self.on_tpu and bool(self.get("tpu_use_cluster"))
+        submitted = self.job is not None or self.get("submit") is not None
+        return submitted or pod or self.deepspeed_runner is not None
+
+    @functools.cached_property
+    def deepspeed_runner(self) -> str | None:
+        """What DeepSpeed's own runner starts several machines with; None where torch's launcher does it."""
+        several = self.num_machines > 1 or self.get("deepspeed_hostfile") is not None
+        by_slurm = "num_machines" in self.found and self.found["num_machines"].source == "SLURM"
+        chosen = self.get("deepspeed_multinode_launcher") or ("standard" if by_slurm else "pdsh")
+        return str(chosen) if self.uses_deepspeed and several and chosen != "standard" else None
 
     @functools.cached_property
     def on_cpu(self) -> bool:
         """Whether the processes run on the CPU: because somebody said so, or because there is nothing else."""
-        return self.cpu_is_chosen or (self.hardware.is_cpu and not self.wants_accelerators)
+        nothing_else = self.hardware.is_cpu and not self.wants_accelerators and not self.starts_elsewhere
+        return self.cpu_is_chosen or nothing_else
 
     @functools.cached_property
     def cpu_is_chosen(self) -> bool:
@@ -119,6 +155,8 @@ class LaunchSettings:
             return bool(self.get("cpu"))
         if self.is_flag("multi_gpu"):
             return not self.get("multi_gpu")
+        if any(self.is_flag(dest) and self.get(dest) for dest in ("tpu", "tpu_use_cluster")):
+            return False
         if self.label == DistributedType.MULTI_CPU:
             return True
         if "cpu" in self.found:
@@ -130,7 +168,7 @@ class LaunchSettings:
         """Whether somebody asked for accelerators, rather than taking what is there."""
         if self.is_flag("multi_gpu"):
             return bool(self.get("multi_gpu"))
-        return self.label not in NO_DEVICES and not self.is_flag("cpu")
+        return self.on_tpu or (self.label not in NO_DEVICES and not self.is_flag("cpu"))
 
     @property
     def lays_out(self) -> bool:
@@ -141,8 +179,18 @@ class LaunchSettings:
 
     @property
     def uses_fsdp(self) -> bool:
-        """Whether parameters are sharded: the flag says so, or the kind of run is FSDP."""
-        return bool(self.get("use_fsdp")) if self.is_flag("use_fsdp") else self.label == DistributedType.FSDP
+        """Whether parameters are sharded by FSDP."""
+        return self.kind == DistributedType.FSDP
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        """Whether DeepSpeed trains."""
+        return self.kind == DistributedType.DEEPSPEED
+
+    @property
+    def on_tpu(self) -> bool:
+        """Whether torch_xla starts the processes, which knows the cores of a TPU."""
+        return self.kind == DistributedType.XLA
 
     @property
     def num_machines(self) -> int:

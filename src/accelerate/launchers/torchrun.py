@@ -34,9 +34,10 @@ class TorchrunLauncher(Launcher):
     }
 
     def accepts(self, config: LaunchSettings) -> bool:
-        """Return whether there are several processes, or something that only torchrun can do."""
+        """Return whether there are several processes, or one that has to be found by DeepSpeed, or watched."""
         special = any(config.get(dest) != declared()[dest].default for dest in ITS_OWN if config.is_flag(dest))
-        return is_plain(config) and (config.num_processes > 1 or config.num_machines > 1 or special)
+        several = config.num_processes > 1 or config.num_machines > 1
+        return is_plain(config) and (several or special or config.uses_deepspeed)
 
     def plan(self, config: LaunchSettings) -> LaunchPlan:
         """Return the command line of torchrun that starts the processes of this machine."""

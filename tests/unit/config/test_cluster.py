@@ -238,6 +238,7 @@ def test_everything_that_is_written_is_kept_and_given(load, tmp_path):
         *plain,
         "dynamo_backend",
         "fsdp_version",
+        "zero_stage",
         "mpirun_hostfile",
         "parallelism_config_tp_size",
     }
