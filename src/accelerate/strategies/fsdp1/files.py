@@ -20,6 +20,7 @@ from accelerate.checkpointing.records import Record
 from accelerate.checkpointing.source import Source
 from accelerate.strategies.fsdp1.records import FlatModelRecord, LocalModelRecord, WholeFlatModelRecord, load_whole
 from accelerate.strategies.fsdp2.files import fill
+from accelerate.strategies.unwrap import extract_model_from_parallel
 
 
 def save_model(
@@ -68,7 +69,7 @@ def _record(accelerator: Any, model: torch.nn.Module, index: int, adapters: bool
     """Return the record of a model in the layout of the plugin; that of a rank's own file reads every other one too."""
     strategy, runtime = accelerator._strategy, accelerator.runtime
     root, state = strategy.wrapper_of(model), strategy.weights(model)
-    weights = _adapters_of(accelerator, model, state) if adapters else state
+    weights = _adapters_of(model, state) if adapters else state
     load = partial(load_whole, root) if weights is state else partial(_load_into, root, state, weights)
     layout = strategy.plugin.state_dict_type.name
     if layout == "FULL_STATE_DICT" and dcp:
@@ -86,27 +87,14 @@ def _load_into(
     set_model_state_dict(root, state)
 
 
-def _adapters_of(accelerator: Any, model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the tensors of a state that belong to the active adapter of a PEFT model; all of them for any other.
-
-    Raises:
-        ValueError: peft finds none among them.
-    """
-    bare = accelerator.unwrap_model(model, keep_torch_compile=False)
+def _adapters_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tensors of a state that belong to the active adapter of a PEFT model; all of them for any other."""
+    bare: Any = extract_model_from_parallel(model, keep_torch_compile=False, recursive=True)  # peft goes by module names
     if not hasattr(bare, "peft_config"):
         return state
     from peft import get_peft_model_state_dict  # a model with this attribute came from there
 
     found: Mapping[str, Any] = get_peft_model_state_dict(bare, state_dict=state, adapter_name=bare.active_adapter)
-    if not found:
-        raise ValueError(
-            message(
-                given=f"the adapter {bare.active_adapter!r} of a {type(bare).__name__} with flat parameters, by itself",
-                why="peft doesn't find its tensors below the units that FSDP 1 has made of the layers around them",
-                allowed="the whole model; adapters alone with fsdp_version=2, or without units inside of the model",
-                do="leave out adapter_only, or shard with fsdp_version=2",
-            )
-        )
     return found
 
 
