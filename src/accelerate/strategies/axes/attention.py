@@ -6,10 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed._functional_collectives import all_gather_tensor, all_gather_tensor_autograd
+from torch.distributed import _functional_collectives as functional
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+# their first names warn since torch 2.13
+_all_gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
+_all_gather_with_gradients = (
+    getattr(functional, "all_gather_single_autograd", None) or functional.all_gather_tensor_autograd
+)
 
 
 def over_all(attention: Callable[..., torch.Tensor], mesh: DeviceMesh, positions: torch.Tensor) -> Callable[..., Any]:
@@ -20,7 +26,7 @@ def over_all(attention: Callable[..., torch.Tensor], mesh: DeviceMesh, positions
         mesh: the ranks.
         positions: which tokens of the sequence this rank has [length / ranks], int64.
     """
-    everywhere = all_gather_tensor(positions, 0, mesh)
+    everywhere = _all_gather(positions, 0, mesh)
     sees = positions[:, None] >= everywhere[None, :]
 
     def attend(
@@ -32,7 +38,7 @@ def over_all(attention: Callable[..., torch.Tensor], mesh: DeviceMesh, positions
         is_causal: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
-        key, value = (all_gather_tensor_autograd(each.contiguous(), each.ndim - 2, mesh) for each in (key, value))
+        key, value = (_all_gather_with_gradients(each.contiguous(), each.ndim - 2, mesh) for each in (key, value))
         mask = sees if is_causal else attn_mask
         return attention(query, key, value, attn_mask=mask, dropout_p=dropout_p, **kwargs)
 
