@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -97,10 +97,18 @@ def environment(**extra: str) -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HOME": home} | extra
 
 
-def run_worker(side: Side, script: str, *arguments: str, processes: int = 1, timeout: float = 600) -> dict[str, Pairs]:
+def run_worker(
+    side: Side,
+    script: str,
+    *arguments: str,
+    processes: int = 1,
+    timeout: float = 600,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, Pairs]:
     """Run a worker under one library and return what it measured: row -> pairs of blocks.
 
-    The worker gets `--result FILE` and writes `{row: {"base": [...], "library": [...]}}` to it, on rank 0 only.
+    The worker gets `--result FILE` and writes `{row: {"base": [...], "library": [...]}}` to it, on rank 0 only; `extra`
+    is added to its environment.
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +116,7 @@ def run_worker(side: Side, script: str, *arguments: str, processes: int = 1, tim
         command = [side.python, *(launcher if processes > 1 else []), str(WORKERS / script), *arguments]
         done = subprocess.run(
             [*command, "--result", str(result)],
-            env=environment(),
+            env=environment(**extra or {}),
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -186,7 +194,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Suite:
-    """A table: its rows in order, the function that measures them, and whether it shows ratios or whole times."""
+    """A table: its rows in order, the function that measures them, and whether it shows ratios or whole times.
+
+    There may be more pictures, and more tables that are made of what was measured.
+    """
 
     name: str
     title: str
@@ -195,6 +206,7 @@ class Suite:
     rounds: int
     shows: Literal["ratio", "time"] = "ratio"
     pictures: tuple[Picture, ...] = ()
+    tables: tuple[Callable[[dict], str], ...] = ()
 
     def run(self, rounds: int | None = None) -> dict:
         """Measure, and return what was measured as plain data."""

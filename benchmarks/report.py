@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -72,9 +72,9 @@ def memory_table(result: dict) -> str:
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
-def tables(result: dict) -> str:
-    """Write all tables of a suite."""
-    return "\n\n".join(filter(None, (table(result), memory_table(result))))
+def tables(result: dict, others: Sequence[Callable[[dict], str]] = ()) -> str:
+    """Write all tables of a suite: of times, of memory, and what `others` write."""
+    return "\n\n".join(filter(None, (written(result) for written in (table, memory_table, *others))))
 
 
 def pairs_of(result: dict, row: str) -> dict[str, Pairs]:
@@ -170,13 +170,14 @@ def as_json(result: dict) -> str:
     return json.dumps(flat, indent=1)[:-2] + ',\n "blocks": {\n' + ",\n".join(lines) + "\n }\n}\n"
 
 
-def write(result: dict, pictures: Sequence[Picture] = ()) -> None:
+def write(result: dict, pictures: Sequence[Picture] = (), others: Sequence[Callable[[dict], str]] = ()) -> None:
     """Write the measurements, the pictures and the part of the page that shows them."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{result['suite']}.json").write_text(as_json(result))
     picture = RESULTS / f"{result['suite']}.png"
     draw(result, picture)
-    text = f"{tables(result)}\n\n{machine_line(result)}\n\n![{result['title']}](../benchmarks/results/{picture.name})"
+    text = f"{tables(result, others)}\n\n{machine_line(result)}"
+    text += f"\n\n![{result['title']}](../benchmarks/results/{picture.name})"
     for more in pictures:
         picture = RESULTS / f"{result['suite']}_{more.name}.png"
         more.draw(result, picture)

@@ -12,7 +12,7 @@ import importlib
 
 from benchmarks import report
 
-SUITES = ["step", "data", "collectives", "imports", "launch", "big_models", "checkpoint"]
+SUITES = ["step", "data", "collectives", "imports", "launch", "big_models", "checkpoint", "parallel"]
 
 
 def main() -> None:
@@ -25,9 +25,12 @@ def main() -> None:
     for name in args.suites:
         suite = importlib.import_module(f"benchmarks.{name}").SUITE
         result = suite.run(args.rounds)
-        print(f"\n{result['title']}\n\n{report.tables(result)}\n\n{report.machine_line(result)}\n", flush=True)
+        print(
+            f"\n{result['title']}\n\n{report.tables(result, suite.tables)}\n\n{report.machine_line(result)}\n",
+            flush=True,
+        )
         if not args.print:
-            report.write(result, suite.pictures)
+            report.write(result, suite.pictures, suite.tables)
 
 
 if __name__ == "__main__":
