@@ -89,7 +89,7 @@ def _load_into(
 
 def _adapters_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the tensors of a state that belong to the active adapter of a PEFT model; all of them for any other."""
-    bare: Any = extract_model_from_parallel(model, keep_torch_compile=False, recursive=True)  # peft goes by module names
+    bare: Any = extract_model_from_parallel(model, keep_torch_compile=False, recursive=True)  # for peft
     if not hasattr(bare, "peft_config"):
         return state
     from peft import get_peft_model_state_dict  # a model with this attribute came from there
