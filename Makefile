@@ -2,6 +2,7 @@
 # make test    lint, then every test
 # make test-faults  kill a training run 100 times while it saves (half an hour or less)
 # make test-integration  what transformers, peft, diffusers, bitsandbytes and torchao do with this library (ten minutes or less)
+# make test-sagemaker  ask a pretended AWS for jobs, with both versions of SageMaker's SDK (twenty minutes the first time)
 # make test-peer  load the checkpoints of accelerate 1.15.0, and let it load ours (ten minutes or less)
 # make lint    ruff, mypy, import-linter
 # make format  let ruff rewrite what it can
@@ -23,7 +24,7 @@ PYTEST_ARGS ?=
 TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-faults test-integration test-peer lint format docs bench bench-env clean
+.PHONY: help env demo test test-faults test-integration test-sagemaker test-peer lint format docs bench bench-env clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -61,6 +62,25 @@ test-integration: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/integration tests/unit/big_modeling/test_quantization.py $(PYTEST_ARGS)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/contract -m libraries $(PYTEST_ARGS)
 
+# Two versions of the SDK can't be in one environment; each brings half a gigabyte or more, and needs no torch.
+MOTO := "moto[s3,iam,sts,sagemaker]==5.2.5" pyyaml psutil packaging huggingface_hub
+SAGEMAKER_2 := .venv-sagemaker-2
+SAGEMAKER_3 := .venv-sagemaker-3
+
+$(SAGEMAKER_2)/.installed: Makefile | $(STAMP)
+	@test -x $(SAGEMAKER_2)/bin/python || $(PYTHON) -m venv $(SAGEMAKER_2)
+	@$(SAGEMAKER_2)/bin/python -m pip install --quiet sagemaker==2.257.7 $(MOTO)
+	@touch $@
+
+$(SAGEMAKER_3)/.installed: Makefile | $(STAMP)
+	@test -x $(SAGEMAKER_3)/bin/python || $(PYTHON) -m venv $(SAGEMAKER_3)
+	@$(SAGEMAKER_3)/bin/python -m pip install --quiet sagemaker==3.27.0 $(MOTO)
+	@touch $@
+
+test-sagemaker: $(STAMP) $(SAGEMAKER_2)/.installed $(SAGEMAKER_3)/.installed
+	ACCELERATE_TEST_SAGEMAKER_2=$(SAGEMAKER_2)/bin/python ACCELERATE_TEST_SAGEMAKER_3=$(SAGEMAKER_3)/bin/python \
+	  $(TEST_ENV) $(BIN)/python -m pytest tests/integration/test_sagemaker.py $(PYTEST_ARGS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -88,4 +108,4 @@ bench: $(STAMP) $(PEER_STAMP)
 	ACCELERATE_BENCH_PEER=$(PEER)/bin/python $(BIN)/python -m benchmarks.run
 
 clean:
-	rm -rf $(VENV) $(PEER) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEER) $(SAGEMAKER_2) $(SAGEMAKER_3) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -309,7 +309,9 @@ def play(monkeypatch: pytest.MonkeyPatch, version: str, job: Played) -> None:
     module(monkeypatch, "sagemaker.core.image_uris", retrieve=lambda **facts: f"image of {facts['version']}")
     module(monkeypatch, "sagemaker.train.distributed", Torchrun=job.tell("torchrun"), SMP=dict)
     monkeypatch.setattr(sys.modules["sagemaker.train"], "ModelTrainer", lambda **facts: _Trainer(job, facts), False)
-    module(monkeypatch, "boto3", Session=lambda: types.SimpleNamespace(region_name="us-east-1"))
+    module(monkeypatch, "sagemaker.core.helper")
+    module(monkeypatch, "sagemaker.core.helper.session_helper", Session=lambda boto_session: boto_session)
+    module(monkeypatch, "boto3", Session=lambda: types.SimpleNamespace(region_name=os.environ["AWS_DEFAULT_REGION"]))
 
 
 class _Estimator:
@@ -361,6 +363,7 @@ def test_version_3_gets_a_trainer(monkeypatch, botocore, files, kind, started) -
     plan = plan_of("SCRIPT --lr 1", f"{{{JOB}, distributed_type: {kind}, {more}}}")
     assert SageMakerLauncher().run(plan) == 0
     assert job.told["training_image"] == "image of 4.17.0"
+    assert job.told["sagemaker_session"].region_name == "us-east-1"
     assert job.told["distributed"] == started
     assert job.told["source_code"]["entry_script"] == "plans.py"
     assert job.told["compute"] == {"instance_type": "ml.p4d.24xlarge", "instance_count": 1}

@@ -69,7 +69,9 @@ def train(arguments: Mapping[str, Any], channels: Mapping[str, str] | None) -> A
     Raises:
         ValueError: the trainer has no word for an argument.
     """
+    import boto3
     from sagemaker.core import shapes
+    from sagemaker.core.helper.session_helper import Session
     from sagemaker.core.training import configs
     from sagemaker.train import ModelTrainer
 
@@ -77,9 +79,12 @@ def train(arguments: Mapping[str, Any], channels: Mapping[str, str] | None) -> A
     settings = {
         name: getattr(configs, CLASSES[name])(**value) if name in CLASSES else value for name, value in settings.items()
     }
-    settings.setdefault("training_image", None)
+    session = boto3.Session()  # one that was made before may be of another region or profile
+    if "training_image" not in settings:
+        settings["training_image"] = image(arguments, session.region_name)
     trainer = ModelTrainer(
-        **{**settings, "training_image": settings["training_image"] or image(arguments)},
+        **settings,
+        sagemaker_session=Session(boto_session=session),
         distributed=_runner(arguments.get("distribution")),
         tags=[shapes.Tag(key=tag["Key"], value=tag["Value"]) for tag in arguments.get("tags") or []] or None,
     )
@@ -183,15 +188,14 @@ def _runner(distribution: Mapping[str, Any] | None) -> Any:
     return getattr(distributed, name)(**facts)
 
 
-def image(arguments: Mapping[str, Any]) -> str:
+def image(arguments: Mapping[str, Any], region: str) -> str:
     """Return the name of the stock image with these versions of PyTorch, transformers and Python."""
-    import boto3
     from sagemaker.core import image_uris
 
     return str(
         image_uris.retrieve(
             framework="huggingface",
-            region=boto3.Session().region_name,
+            region=region,
             version=arguments["transformers_version"],
             base_framework_version=f"pytorch{arguments['pytorch_version']}",
             py_version=arguments["py_version"],
