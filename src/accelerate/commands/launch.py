@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from accelerate.commands.utils import CustomArgumentParser, run_command
-from accelerate.config.flags import add_options, explicit
+from accelerate.config.flags import add_options
 from accelerate.launchers.settings import DECLARED, LaunchSettings
 
 if TYPE_CHECKING:
@@ -53,9 +53,10 @@ def launch_command(args: argparse.Namespace) -> None:
         subprocess.CalledProcessError: the script failed; with `quiet`, SystemExit with its exit code.
         KeyboardInterrupt: Ctrl-C ended it.
     """
+    from accelerate.launchers.doors import settings_of
     from accelerate.launchers.registry import select
 
-    settings = _settings(args)
+    settings = settings_of(args)
     _carry_out(select(settings), settings)
 
 
@@ -80,13 +81,39 @@ def _carry_out(launcher: Launcher, settings: LaunchSettings) -> None:
         raise subprocess.CalledProcessError(code, list(plan.argv))
 
 
-def _settings(args: argparse.Namespace) -> LaunchSettings:
-    """Return the settings for parsed arguments on this machine."""
-    from accelerate.launchers.read import read_settings
+def simple_launcher(args: argparse.Namespace) -> None:
+    """Start the script once, or by mpirun where `args` names a hostfile for it; otherwise as :func:`launch_command`."""
+    from accelerate.launchers.doors import simple
 
-    return read_settings(
-        args.training_script, tuple(args.training_script_args), explicit(args, *DECLARED), args.config_file
-    )
+    _carry_out(*simple(args))
+
+
+def multi_gpu_launcher(args: argparse.Namespace) -> None:
+    """Start the processes of this machine through torch; otherwise as :func:`launch_command`."""
+    from accelerate.launchers.doors import multi_gpu
+
+    _carry_out(*multi_gpu(args))
+
+
+def deepspeed_launcher(args: argparse.Namespace) -> None:
+    """Start a run with DeepSpeed; otherwise as :func:`launch_command`."""
+    from accelerate.launchers.doors import deepspeed
+
+    _carry_out(*deepspeed(args))
+
+
+def tpu_launcher(args: argparse.Namespace) -> None:
+    """Start the main function of the script on every core of a TPU; otherwise as :func:`launch_command`."""
+    from accelerate.launchers.doors import tpu
+
+    _carry_out(*tpu(args))
+
+
+def tpu_pod_launcher(args: argparse.Namespace) -> None:
+    """Start the run on every machine of a TPU pod; otherwise as :func:`launch_command`."""
+    from accelerate.launchers.doors import tpu_pod
+
+    _carry_out(*tpu_pod(args))
 
 
 def sagemaker_launcher(sagemaker_config: SageMakerConfig, args: argparse.Namespace) -> None:
@@ -108,15 +135,18 @@ def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespa
         ValueError, FileNotFoundError: the settings can't be launched.
     """
     from accelerate.launchers.checks import check
+    from accelerate.launchers.doors import settings_of
     from accelerate.launchers.read import file_config
 
-    settings = _settings(args)
+    settings = settings_of(args)
     check(settings)
     for dest, found in settings.found.items():
         setattr(args, dest, found.value)
     args.num_processes, args.num_machines, args.use_cpu = settings.num_processes, settings.num_machines, settings.on_cpu
     args.mixed_precision = settings.get("mixed_precision")
-    args.multi_gpu = not settings.on_cpu and settings.num_processes > 1
+    args.use_deepspeed, args.use_fsdp, args.tpu = settings.uses_deepspeed, settings.uses_fsdp, settings.on_tpu
+    plain = not (settings.uses_deepspeed or settings.uses_fsdp or settings.on_tpu)
+    args.multi_gpu = plain and not settings.on_cpu and settings.num_processes > 1
     from_file = "mixed_precision" in settings.found and not settings.is_flag("mixed_precision")
     return args, file_config(settings.file), from_file
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -55,19 +54,15 @@ def tpu_command_launcher(args: argparse.Namespace) -> None:
     try:
         subprocess.run(argv, check=True)
     except FileNotFoundError:
-        raise FileNotFoundError(
-            message(
-                given=shlex.join(argv[:5]) + " ...",
-                why="there is no gcloud on the PATH",
-                allowed="a machine with the Google Cloud CLI, logged in",
-                do="install it (https://cloud.google.com/sdk), or see the whole command with --debug",
-            )
-        ) from None
+        from accelerate.launchers.gcloud import missing
+
+        raise missing(argv) from None
     print(f"Done on every machine of {name}.")
 
 
 def _command_line(args: argparse.Namespace) -> tuple[str, list[str]]:
     """Return the name of the TPU, and the call of gcloud."""
+    from accelerate.launchers.gcloud import ssh
     from accelerate.launchers.read import cluster_config, default_file
 
     config = cluster_config(args.config_file or default_file({}))
@@ -83,9 +78,7 @@ def _command_line(args: argparse.Namespace) -> tuple[str, list[str]]:
             )
         )
     run = "; ".join([f"cd {FOLDER}", *_installation(args), *_commands(args, config)])
-    gcloud = ["gcloud", *(["alpha"] if args.use_alpha else [])]
-    on_all = ["--zone", zone, "--command", run, "--worker", "all"]
-    return name, [*gcloud, "compute", "tpus", "tpu-vm", "ssh", name, *on_all]
+    return name, ssh(name, zone, run, alpha=args.use_alpha)
 
 
 def _installation(args: argparse.Namespace) -> list[str]:

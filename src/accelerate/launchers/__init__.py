@@ -10,5 +10,10 @@ from __future__ import annotations
 from accelerate._lazy import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(
-    __name__, {"accelerate.launchers.functions": ["PrepareForLaunch", "debug_launcher", "notebook_launcher"]}
+    __name__,
+    {
+        "accelerate.launchers.functions": ["debug_launcher", "notebook_launcher"],
+        "accelerate.launchers.prepared": ["PrepareForLaunch"],
+        "accelerate.utils.launch": ["test_launch"],
+    },
 )

@@ -14,6 +14,8 @@ BUILT_IN: dict[str, str] = {
     "sagemaker": "accelerate.launchers.sagemaker:SageMakerLauncher",
     "slurm job": "accelerate.launchers.submit:SubmitLauncher",
     "ray": "accelerate.launchers.ray:RayLauncher",
+    "tpu pod": "accelerate.launchers.tpu:TpuPodLauncher",
+    "tpu": "accelerate.launchers.tpu:TpuLauncher",
     "deepspeed": "accelerate.launchers.deepspeed:DeepSpeedLauncher",
     "mpirun": "accelerate.launchers.mpirun:MpirunLauncher",
     "slurm": "accelerate.launchers.slurm:SlurmLauncher",

@@ -237,7 +237,7 @@ class LaunchSettings:
 
     def chosen_for_you(self) -> list[str]:
         """Return a line for each thing that was nobody's choice."""
-        return [] if self.starts_elsewhere else [*self._number_chosen(), *self._transfers_chosen()]
+        return [] if self.starts_elsewhere or self.on_tpu else [*self._number_chosen(), *self._transfers_chosen()]
 
     def _number_chosen(self) -> list[str]:
         """Say how many processes are started, if nobody did."""

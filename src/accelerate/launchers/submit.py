@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from accelerate.base.messages import message
-from accelerate.config.kinds import Boolean, Listing
 from accelerate.launchers.base import Launcher
+from accelerate.launchers.command import typed
 from accelerate.launchers.console import say
 from accelerate.launchers.plan import LaunchPlan
-from accelerate.launchers.settings import LaunchSettings, declared
+from accelerate.launchers.settings import LaunchSettings
 
 #: Settings that are about the submission, or that SLURM knows inside of the job.
 NOT_HANDED_ON = ("submit", "submit_args", "dry_run", "num_machines", "machine_rank", "main_process_ip")
@@ -103,19 +103,4 @@ def _body(config: LaunchSettings) -> Iterator[str]:
     launch = [sys.executable, "-m", "accelerate.commands.launch"]
     if config.file is not None:
         launch += ["--config_file", str(Path(config.file).absolute())]
-    yield shlex.join(["srun", *launch, *flags(config), config.script, *config.arguments])
-
-
-def flags(config: LaunchSettings) -> Iterator[str]:
-    """Yield the flags of a launch that the job repeats, as they could be typed."""
-    for dest, found in config.found.items():
-        one = declared()[dest]
-        if found.source != "flag" or dest in NOT_HANDED_ON or one.flag is None:
-            continue
-        if isinstance(one.kind, Boolean) and one.kind.switch:
-            yield one.flag if found.value else f"--no_{one.flag.lstrip('-')}"
-        elif isinstance(one.kind, Listing) and one.kind.repeat:
-            for value in found.value:
-                yield from (one.flag, str(value))
-        else:
-            yield from (one.flag, one.kind.format(found.value))
+    yield shlex.join(["srun", *launch, *typed(config, NOT_HANDED_ON), config.script, *config.arguments])

@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "shard_checkpoint",
         ],
         "accelerate.parallelism_config": ["ParallelismConfig"],
+        "accelerate.commands.config.default": ["write_basic_config"],
         "accelerate.utils.bnb": [
             "has_4bit_bnb_layers",
             "load_and_quantize_model",
@@ -46,6 +47,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "CustomDtype",
             "DDPCommunicationHookType",
             "DataLoaderConfiguration",
+            "DeepSpeedSequenceParallelConfig",
             "DistributedDataParallelKwargs",
             "DistributedType",
             "DynamoBackend",
@@ -159,7 +161,14 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "is_xccl_available",
             "is_xpu_available",
         ],
-        "accelerate.utils.launch": ["PrepareForLaunch", "prepare_sagemager_args_inputs"],
+        "accelerate.utils.launch": [
+            "PrepareForLaunch",
+            "prepare_deepspeed_cmd_env",
+            "prepare_multi_gpu_env",
+            "prepare_sagemager_args_inputs",
+            "prepare_simple_launcher_cmd_env",
+            "prepare_tpu",
+        ],
         "accelerate.utils.memory": [
             "find_executable_batch_size",
             "release_memory",
@@ -251,6 +260,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "synchronize_rng_state",
             "synchronize_rng_states",
         ],
+        "accelerate.utils.torch_xla": ["install_xla"],
         "accelerate.utils.versions": [
             "compare_versions",
             "is_torch_version",

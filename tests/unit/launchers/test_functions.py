@@ -9,9 +9,10 @@ import types
 import pytest
 import torch
 
-from accelerate.launchers import functions
-from accelerate.launchers.functions import PrepareForLaunch, notebook_launcher
+from accelerate.launchers import functions, notebook, prepared
+from accelerate.launchers.functions import notebook_launcher
 from accelerate.launchers.plan import LaunchPlan
+from accelerate.launchers.prepared import PrepareForLaunch
 
 
 @pytest.fixture
@@ -52,23 +53,50 @@ def test_a_hosted_notebook_with_few_devices_runs_in_this_process(monkeypatch, si
     assert seen == ["here"]
 
 
-def test_a_hosted_notebook_on_a_tpu_starts_through_its_library(monkeypatch):
+@pytest.fixture
+def tpu(monkeypatch):
+    """Have a hosted notebook with a TPU of four cores, whose library calls in this process."""
     monkeypatch.setenv("COLAB_RELEASE_TAG", "1")
     monkeypatch.setenv("TPU_NAME", "mine")
+    monkeypatch.setattr(prepared, "compute_on_one_thread", lambda: None)
     calls = []
 
     def launch(function, args, start_method, debug_single_process):
         calls.append((start_method, debug_single_process, os.environ["ACCELERATE_MIXED_PRECISION"]))
-        function(0, *args)
+        runtime.world_size = lambda: 1 if debug_single_process else 4
+        for index in range(runtime.world_size()):
+            function(index, *args)
 
-    module = types.ModuleType("torch_xla")
-    module.__spec__ = types.SimpleNamespace(name="torch_xla")
-    module.launch = launch
-    monkeypatch.setitem(sys.modules, "torch_xla", module)
+    xla, runtime = types.ModuleType("torch_xla"), types.ModuleType("torch_xla.runtime")
+    xla.__spec__ = types.SimpleNamespace(name="torch_xla")
+    xla.launch, xla.runtime = launch, runtime
+    monkeypatch.setitem(sys.modules, "torch_xla", xla)
+    monkeypatch.setitem(sys.modules, "torch_xla.runtime", runtime)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("number", "expected", "alone"), [(None, ["there"] * 4, False), (4, ["there"] * 4, False), (1, ["there"], True)]
+)
+def test_a_hosted_notebook_on_a_tpu_starts_through_its_library(tpu, number, expected, alone):
     seen = []
-    notebook_launcher(seen.append, ("there",), mixed_precision="bf16")
-    assert seen == ["there"]
-    assert calls == [("fork", False, "bf16")]
+    notebook_launcher(seen.append, ("there",), num_processes=number, mixed_precision="bf16")
+    assert seen == expected
+    assert tpu == [("fork", alone, "bf16")]
+
+
+def test_a_tpu_has_as_many_processes_as_cores(tpu):
+    with pytest.raises(ValueError, match=r"8 processes on a TPU that gives 4(.|\n)*leave the number out"):
+        notebook_launcher(print, ("there",), num_processes=8)
+
+
+def test_a_notebook_on_a_tpu_that_has_built_an_accelerator_is_refused(tpu):
+    from accelerate import Accelerator
+
+    Accelerator(cpu=True)
+    with pytest.raises(ValueError, match="has built an Accelerator"):
+        notebook_launcher(print)
+    assert tpu == []
 
 
 def test_the_plan_of_several_processes(started):
@@ -117,7 +145,7 @@ def test_devices_that_forked_processes_cannot_use_are_spawned(monkeypatch, kind,
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: types.SimpleNamespace(type=kind))
     monkeypatch.setattr(torch.version, "hip", hip)
-    assert functions._must_spawn() is expected
+    assert notebook.must_spawn() is expected
 
 
 def test_a_notebook_with_an_accelerator_object_is_refused(started):
@@ -131,11 +159,11 @@ def test_a_notebook_with_an_accelerator_object_is_refused(started):
 
 def test_a_notebook_that_has_used_a_gpu_is_refused(monkeypatch, started):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(functions, "_devices", lambda: 2)
+    monkeypatch.setattr(notebook, "devices", lambda: 2)
     monkeypatch.setitem(sys.modules, "bitsandbytes", types.ModuleType("bitsandbytes"))
     with pytest.raises(ValueError, match=r"has used bitsandbytes and CUDA(.|\n)*restart the kernel"):
         notebook_launcher(print, num_processes=2)
-    monkeypatch.setattr(functions, "_must_spawn", lambda: True)
+    monkeypatch.setattr(notebook, "must_spawn", lambda: True)
     notebook_launcher(print, num_processes=2)
     assert started[0][1]["start_method"] == "spawn"
     assert "FORK_LAUNCHED" not in started[0][0].env
@@ -153,7 +181,7 @@ def test_a_notebook_that_has_used_a_gpu_is_refused(monkeypatch, started):
 def test_ranks_of_a_started_process(monkeypatch, kind, debug, expected):
     monkeypatch.setenv("NPROC", "4")
     monkeypatch.setenv("NODE_RANK", "1")
-    monkeypatch.setattr(functions, "_compute_on_one_thread", lambda: None)
+    monkeypatch.setattr(prepared, "compute_on_one_thread", lambda: None)
     seen = []
     start = PrepareForLaunch(lambda: seen.append((os.environ.get("LOCAL_RANK"), os.environ.get("RANK"))), kind, debug)
     start(1)
