@@ -9,13 +9,16 @@ import torch
 
 from .conftest import world_of
 from .sharded import (
+    PLAN,
     VOCABULARY,
+    WHOLE_PLAN,
     Case,
     batches,
     build,
     groups,
     library,
     llama,
+    local,
     loss_of,
     micro_batches,
     reference_case,
@@ -23,6 +26,8 @@ from .sharded import (
 )
 
 ALONE, REPLICAS = {"pp_size": 2}, {"pp_size": 2, "dp_replicate_size": 2}
+SHARDED, DIVIDED = {"pp_size": 2, "dp_shard_size": 2}, {"pp_size": 2, "tp_size": 2}
+V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 
 
 def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -30,16 +35,19 @@ def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def accelerator_for(case: Case, settings: dict[str, Any]) -> Any:
-    from accelerate import Accelerator, ParallelismConfig
-    from accelerate.utils import PipelineParallelConfig
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+    from accelerate.utils import PipelineParallelConfig, TorchTensorParallelConfig
 
     handler = PipelineParallelConfig(**{"loss": token_loss, **settings})
-    layout = ParallelismConfig(**case.mesh, pp_handler=handler)
+    tensor = None if case.plan is None else TorchTensorParallelConfig(plan=case.plan)
+    layout = ParallelismConfig(**case.mesh, pp_handler=handler, tp_handler=tensor)
+    sharded = "dp_shard_size" in case.mesh
     return Accelerator(
         cpu=True,
         mixed_precision=case.precision,
         gradient_accumulation_steps=case.steps,
         parallelism_config=layout,
+        fsdp_plugin=FullyShardedDataParallelPlugin(**case.plugin) if sharded else None,
         **case.options,
     )
 
@@ -52,13 +60,13 @@ def train(case: Case, settings: dict[str, Any], folder: str | None = None) -> di
     model, optimizer = accelerator.prepare(model, optimizer)
     found: list[float] = []
     losses: list[float] = []
+    calls = counted(model)
     batches_here = micro_batches(case, *share_of(accelerator, accelerator.torch_device_mesh))
     for number, tokens in enumerate(batches_here, 1):
         if folder is not None and number == len(batches_here) // 2 + 1:
             accelerator.save_state(folder)
-            for parameter in model.parameters():
-                if not getattr(parameter, "is_elsewhere", False):
-                    parameter.data.zero_()
+            for parameter in here(model):
+                local(parameter).data.zero_()
             optimizer.optimizer.state.clear()
             accelerator.load_state(folder)
         with accelerator.accumulate(model):
@@ -73,9 +81,28 @@ def train(case: Case, settings: dict[str, Any], folder: str | None = None) -> di
     with torch.no_grad():
         tokens = batches(1, 8)[0]
         evaluated = model(tokens[:, :-1], target=tokens[:, 1:]).item()
-    held = sum(parameter.numel() for parameter in model.parameters() if not getattr(parameter, "is_elsewhere", False))
-    weights = accelerator.get_state_dict(model)
-    return {"weights": weights, "norms": found, "held": held, "losses": losses, "evaluated": evaluated}
+    return {
+        "weights": accelerator.get_state_dict(model),
+        "norms": found,
+        "held": sum(local(parameter).numel() for parameter in here(model)),
+        "losses": losses,
+        "evaluated": evaluated,
+        "calls": calls,
+    }
+
+
+def here(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the parameters whose values this rank has."""
+    return [parameter for parameter in model.parameters() if not getattr(parameter, "is_elsewhere", False)]
+
+
+def counted(model: torch.nn.Module) -> dict[str, int]:
+    """Return how often blocks compute, by their name; it is counted on from now."""
+    calls: dict[str, int] = {}
+    for name, module in model.named_modules():
+        if name.endswith("up"):
+            module.register_forward_hook(lambda *_, name=name: calls.update({name: calls.get(name, 0) + 1}))
+    return calls
 
 
 CASES = {
@@ -87,6 +114,20 @@ CASES = {
     "other seeds, parts are frozen": (2, Case(mesh=ALONE, clip=0.1, seeds=True, frozen=("layers.0", "norm")), {}),
     "over four": (4, Case(mesh={"pp_size": 4}, clip=0.1), {"split_points": [f"layers.{n}" for n in range(3)]}),
     "replicas": (4, Case(mesh=REPLICAS, clip=0.1, steps=2, updates=10), {}),
+    "breadth first": (2, Case(mesh=ALONE, clip=0.1), {"schedule": "looped_bfs"}),
+    "zero bubble": (2, Case(mesh=ALONE, clip=0.1), {"schedule": "interleaved_zero_bubble"}),
+    "folded, tied embeddings": (2, Case(mesh=ALONE, clip=0.1, tied=True), {"schedule": "zbv_zero_bubble"}),
+    "folded, both ways": (2, Case(mesh=ALONE, clip=0.1), {"schedule": "DualPipeV"}),
+    "shards": (4, Case(mesh=SHARDED, clip=0.1, steps=2, updates=20), {}),
+    "shards, tied embeddings": (4, Case(mesh=SHARDED, clip=0.1, tied=True), {"schedule": "gpipe"}),
+    "shards, interleaved": (4, Case(mesh=SHARDED, clip=0.1), {"schedule": "interleaved"}),
+    "shards, activation checkpointing": (
+        4,
+        Case(mesh=SHARDED, plugin={**V2, "activation_checkpointing": True}, frozen=("layers.0",)),
+        {},
+    ),
+    "divided layers": (4, Case(mesh=DIVIDED, plan=PLAN, clip=0.1, steps=2, updates=20), {}),
+    "divided layers, tied embeddings": (4, Case(mesh=DIVIDED, plan=WHOLE_PLAN, clip=0.1, tied=True), {}),
 }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate.config.option import Boolean, Choice, Integer, Kind, Text, option
+from accelerate.config.schedules import SCHEDULES, SPELLINGS
 
 GROUP = "ParallelismConfig Arguments"
 
@@ -53,6 +54,24 @@ class Plan(Kind):
         return ",".join(f"{pattern}={style}" for pattern, style in value.items())
 
 
+class SplitPoints(Kind):
+    """Names of modules with commas between them, or a list of them; "auto" for stages of even size."""
+
+    def parse(self, value: Any) -> str | list[str]:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"it is a {type(value).__name__}, not names of modules")
+        return "auto" if list(value) == ["auto"] else [str(each) for each in value]
+
+    @property
+    def allowed(self) -> str:
+        return "auto, or names of modules: layers.8,layers.16"
+
+    def format(self, value: Any) -> str:
+        return value if isinstance(value, str) else ",".join(value)
+
+
 @dataclass
 class ParallelismSettings:
     """Everything that the section `parallelism_config` of a config file can hold."""
@@ -73,10 +92,25 @@ class ParallelismSettings:
     sp_seq_length_is_variable: bool = setting(
         "sp_seq_length_is_variable", Boolean(switch=False), "Whether the length of sequences varies.", True
     )
-    sp_attn_implementation: str = setting(
-        "sp_attn_implementation", Text(), "The attention that sequence parallel uses.", "sdpa"
+    sp_attn_implementation: str | None = setting(
+        "sp_attn_implementation", Text(), "The attention that sequence parallel uses; by default the model's own."
     )
     tp_plan: dict[str, Any] | None = setting(
         "tp_plan", Plan(), "Which layers are divided, and how; by default as the model says."
     )
     pp_size: int = setting("pp_size", Integer(1), "Over how many processes the sequence of layers is divided.", 1)
+    pp_schedule: str = setting(
+        "pp_schedule",
+        Choice(tuple(SCHEDULES), meanings=SPELLINGS),
+        "In which order the stages of a pipeline work.",
+        "1f1b",
+    )
+    pp_num_microbatches: int | None = setting(
+        "pp_num_microbatches", Integer(1), "In how many pieces a pipeline cuts a batch; by default one for each stage."
+    )
+    pp_split_points: str | list[str] = setting(
+        "pp_split_points", SplitPoints(), "The modules that stages but the first begin with, or auto.", "auto"
+    )
+    pp_stages_per_process: int | None = setting(
+        "pp_stages_per_process", Integer(1), "How many stages of a pipeline each process has."
+    )

@@ -6,22 +6,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate.base.messages import did_you_mean, message
-
-#: The order in which the stages of a pipeline work on the micro-batches.
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
+from accelerate.base.messages import message
+from accelerate.config.env import fill
+from accelerate.config.option import shared
+from accelerate.config.parallelism_settings import ParallelismSettings
+from accelerate.config.schedules import SCHEDULES, ScheduleFacts
 
 
 @dataclass
 class PipelineParallelConfig:
     """How a model is cut into stages, and in which order they work.
 
+    What is None comes from PARALLELISM_CONFIG_PP_*, which `accelerate launch` fills, or has the default given here.
+
     Args:
         schedule: "gpipe" (all forward passes, then all backward passes), "1f1b" (one of each in turn, which holds
-            fewer activations) or "interleaved" (as 1f1b, with several stages for each process).
+            fewer activations; the default), "interleaved" (as 1f1b, with several stages for each process),
+            "looped_bfs" (as gpipe, with several stages), "interleaved_zero_bubble", "zbv_zero_bubble" or "dual_pipe_v"
+            (which compute the gradients of weights while they would wait). The names that torch has are understood too.
         num_microbatches: in how many pieces a batch is cut; by default as many as there are stages.
-        split_points: names of the modules that stages but the first begin with; "auto" for stages of even size.
-        stages_per_process: how many stages each process has; by default 2 for "interleaved", 1 otherwise.
+        split_points: names of the modules that stages but the first begin with; "auto" for stages of even size, the
+            default.
+        stages_per_process: how many stages each process has; by default 2 for schedules with several, 1 otherwise.
         loss: computes the loss of what the model returns and of what a script passes as `target`; by default the
             model computes its own.
 
@@ -29,40 +35,28 @@ class PipelineParallelConfig:
         ValueError: an unknown schedule, or numbers that it can't work with.
     """
 
-    schedule: str = "1f1b"
-    num_microbatches: int | None = None
-    split_points: str | Sequence[str] = "auto"
-    stages_per_process: int | None = None
+    schedule: str = shared(ParallelismSettings, "pp_schedule", None)
+    num_microbatches: int | None = shared(ParallelismSettings, "pp_num_microbatches", None)
+    split_points: str | Sequence[str] = shared(ParallelismSettings, "pp_split_points", None)
+    stages_per_process: int | None = shared(ParallelismSettings, "pp_stages_per_process", None)
     loss: Callable[[Any, Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ValueError(
-                message(
-                    given=f"schedule={self.schedule!r}",
-                    why="no schedule for pipelines has this name",
-                    allowed=", ".join(SCHEDULES),
-                    do=did_you_mean(self.schedule, SCHEDULES),
-                )
-            )
-        interleaved = self.schedule == "interleaved"
+        fill(self)
         if self.stages_per_process is None:
-            self.stages_per_process = 2 if interleaved else 1
-        if (self.stages_per_process > 1) != interleaved or self.stages_per_process < 1:
+            self.stages_per_process = self.facts.stages or 2
+        fits = self.facts.stages == self.stages_per_process if self.facts.stages else self.stages_per_process > 1
+        if not fits:
             raise ValueError(
                 message(
                     given=f"stages_per_process={self.stages_per_process} with schedule={self.schedule!r}",
-                    why="only the interleaved schedule has several stages on a process, and it needs them",
-                    allowed="2 or more for 'interleaved', 1 for the others",
+                    why="a schedule is made for one stage on each process, for two, or for any number from two on",
+                    allowed=", ".join(f"{each.stages or '2 or more'} for {name}" for name, each in SCHEDULES.items()),
                     do="leave stages_per_process out",
                 )
             )
-        if self.num_microbatches is not None and self.num_microbatches < 1:
-            raise ValueError(
-                message(
-                    given=f"num_microbatches={self.num_microbatches}",
-                    why="a batch is cut into that many pieces",
-                    allowed="whole numbers from 1 on",
-                    do="leave it out for one for each stage",
-                )
-            )
+
+    @property
+    def facts(self) -> ScheduleFacts:
+        """What the schedule asks for."""
+        return SCHEDULES[self.schedule]

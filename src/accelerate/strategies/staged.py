@@ -6,13 +6,18 @@ process: the main process gathers and writes them, and every rank reads what is 
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 import torch.distributed as dist
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from accelerate.base.messages import message
 from accelerate.checkpointing.layout import model_names
@@ -21,11 +26,18 @@ from accelerate.checkpointing.records import Record, names_by_identity, shortene
 from accelerate.checkpointing.source import Source
 from accelerate.config.enums import DistributedType, DynamoBackend
 from accelerate.strategies import norms
-from accelerate.strategies.axes.pipeline import Pipelined, is_elsewhere
+from accelerate.strategies.axes.elsewhere import is_elsewhere
+from accelerate.strategies.axes.parts import Part
+from accelerate.strategies.axes.pipeline import Fitting, Pipeline, Pipelined
 from accelerate.strategies.axes.select import combined
-from accelerate.strategies.base import Setup, Strategy, refuse_spread_models
+from accelerate.strategies.base import One, Setup, Strategy, refuse_spread_models
 from accelerate.strategies.bundle import Bundle
+from accelerate.strategies.compile import compile_model
 from accelerate.strategies.fsdp2.records import WholeModelRecord, WholeOptimizerRecord
+from accelerate.strategies.fsdp2.sharding import shard_model
+from accelerate.strategies.fsdp2.units import ignored_modules_of
+from accelerate.strategies.mesh import collectives_over
+from accelerate.strategies.relink import canonical_name
 from accelerate.strategies.unwrap import peel
 
 
@@ -38,6 +50,12 @@ class Staged(Strategy):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         _refuse_others(setup)
+        assert setup.parallelism is not None
+        self.layout, self.plugin = setup.parallelism, setup.fsdp_plugin
+        if self.plugin is not None and self.precision.spec.compute is not None:
+            self.plugin.set_mixed_precision(self.precision.spec.name)
+        self.pipeline = next(axis for axis in self.axes if isinstance(axis, Pipeline))
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def label(self) -> DistributedType:
         return DistributedType(self.runtime.device.spec.label)
@@ -46,9 +64,76 @@ class Staged(Strategy):
         super().check(bundle)
         refuse_spread_models(bundle)
 
-    def placed(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return `model` where it is: a pipeline puts what a rank keeps of it on the device."""
-        return model
+    def prepare(self, bundle: Bundle, one: One) -> None:
+        super().prepare(bundle, one)
+        self._optimizers.update(bundle.optimizers)
+
+    def prepare_model(
+        self, model: torch.nn.Module, *, place: bool, autocast: bool, evaluation_mode: bool
+    ) -> torch.nn.Module:
+        """Return a model that runs in a pipeline; where its parts go is settled when it is first called."""
+        if isinstance(model, Pipelined):
+            return model
+        self.pipeline.note(model)
+        pipelined: Any = self.divide(model)
+        self.precision.prepare_model(pipelined.module, self.runtime.device, autocast=False)
+        if self.setup.dynamo.use_regional_compilation:
+            compile_model(pipelined.module, self.setup.dynamo)
+        scaler = self.precision.scaler
+        pipelined.fitting = Fitting(
+            place=self._place,
+            compile=self._compile,
+            context=self.precision.forward_context if autocast else nullcontext,
+            scale=scaler.get_scale if scaler is not None and scaler.is_enabled() else None,
+            optimizers=lambda: list(self._optimizers),
+            average=self._averaged,
+        )
+        return cast("torch.nn.Module", pipelined)
+
+    def _place(self, model: torch.nn.Module, parts: Sequence[Part]) -> None:
+        """Put the parts of a rank on the device: sharded, in replicas of DTensors, or whole."""
+        replicas = self.layout.view("loss")
+        if self.plugin is not None:
+            self._shard(model, parts)
+            return
+        for part in parts:
+            for tensor in (*part.parameters(), *part.buffers()):
+                if not isinstance(tensor, DTensor):
+                    tensor.data = tensor.data.to(self.runtime.device.torch_device)
+            if replicas is not None and self.layout.tp_enabled:
+                replicate(part, mesh=replicas)
+
+    def _shard(self, model: torch.nn.Module, parts: Sequence[Part]) -> None:
+        """Shard each part by itself, in the units that the plugin says for the whole model."""
+        assert self.setup.mesh is not None
+        self.plugin.set_auto_wrap_policy(model)
+        plugin = copy.copy(self.plugin)
+        ignored = ignored_modules_of(model, plugin.ignored_modules)
+        view = self.layout.view("data")
+        assert view is not None
+        runtime = dataclasses.replace(self.runtime, collectives=collectives_over(view, self.runtime))
+        for part in parts:
+            inside = set(part.modules())
+            plugin.ignored_modules = [each for each in ignored if each in inside]
+            shard_model(part, plugin, self.setup.mesh[tuple(self.layout.dp_dim_names)], runtime)
+
+    def _compile(self, module: torch.nn.Module) -> None:
+        dynamo = self.setup.dynamo
+        if dynamo.backend != DynamoBackend.NO and not dynamo.use_regional_compilation:
+            module.compile(**dynamo.to_kwargs())
+
+    def _averaged(self, release: torch.nn.Module) -> torch.nn.Module:
+        """Let the ranks that compute the same stages average their gradients when these are handed out."""
+        replicas = self.layout.view("loss")
+        by_themselves = self.plugin is not None or self.layout.tp_enabled
+        if replicas is None or by_themselves or not any(True for _ in release.parameters()):
+            return release
+        handler = self.setup.ddp_handler
+        kwargs = handler.to_kwargs() if handler is not None else {}
+        wrapped = torch.nn.parallel.DistributedDataParallel(release, process_group=replicas.get_group(), **kwargs)
+        if handler is not None:
+            handler.register_comm_hook(wrapped)
+        return wrapped
 
     @contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
@@ -83,7 +168,8 @@ class Staged(Strategy):
         """Load a whole state that every rank has; each takes its own part of it."""
         bare, strict = _bare(model), kwargs.pop("strict", True)
         absent = _absent(bare)
-        own = {name: value for name, value in state.items() if name not in absent}
+        target = bare.state_dict()
+        own = {name: _part_of(value, target.get(name)) for name, value in state.items() if name not in absent}
         found = bare.load_state_dict(own, strict=False, **kwargs)
         missing = [name for name in found.missing_keys if name not in state]
         if strict and (missing or found.unexpected_keys):
@@ -93,11 +179,7 @@ class Staged(Strategy):
     def _gathered(self, bare: torch.nn.Module) -> dict[str, Any]:
         """Return on the main process what the ranks have of the state of a bare model together."""
         state, absent = bare.state_dict(), _absent(bare)
-        own = {
-            name: each.detach().cpu() if isinstance(each, torch.Tensor) else each
-            for name, each in state.items()
-            if name not in absent
-        }
+        own = {name: _whole(each) for name, each in state.items() if name not in absent}
         found = self._on_main(own)
         return {name: found[name] for name in state} if found else {}
 
@@ -110,10 +192,9 @@ class Staged(Strategy):
         return {key: value for part in reversed(parts) for key, value in part.items()} if is_main else {}
 
     def _reads_first(self) -> bool:
-        """Whether this rank is of the first replica; the others have the same."""
-        layout = self.setup.parallelism
-        data = None if layout is None else layout.view("data")
-        return data is None or data.get_local_rank() == 0
+        """Whether this rank is the first of those that have the same stages; the others have the same."""
+        views = [self.layout.view(name) for name in ("data", "tp", "cp")]
+        return all(view is None or view.get_local_rank() == 0 for view in views)
 
     def model_records(self, models: Sequence[Any], weights: Sequence[Any], *, safe: bool) -> list[Record]:
         return [
@@ -179,8 +260,23 @@ def _bare(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _absent(bare: torch.nn.Module) -> set[str]:
-    """Return the names of the parameters that other ranks have."""
-    return {name for name, each in bare.named_parameters(remove_duplicate=False) if is_elsewhere(each)}
+    """Return the names of the parameters and buffers that other ranks have."""
+    named = (*bare.named_parameters(remove_duplicate=False), *bare.named_buffers(remove_duplicate=False))
+    return {canonical_name(name) for name, each in named if is_elsewhere(each)}
+
+
+def _whole(value: Any) -> Any:
+    """Return what the ranks that have the same stages hold of a value together, in host memory."""
+    value = value.full_tensor() if isinstance(value, DTensor) else value
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
+
+def _part_of(value: Any, target: Any) -> Any:
+    """Return the part of a whole value that goes into a DTensor; for any other target the value."""
+    if not isinstance(target, DTensor) or isinstance(value, DTensor):
+        return value
+    here = value.to(target.to_local().device)
+    return distribute_tensor(here, target.device_mesh, target.placements, src_data_rank=None)
 
 
 def _other_names(model: torch.nn.Module, missing: Sequence[str], unknown: Sequence[str]) -> str:
@@ -199,22 +295,18 @@ def _refuse_others(setup: Setup) -> None:
     Raises:
         NotImplementedError: there is something of this kind.
     """
-    layout = setup.parallelism
-    others = [f"{name}_size" for name in ("dp_shard", "tp", "cp", "sp") if getattr(layout, f"{name}_size", 1) > 1]
-    if setup.fsdp_plugin is not None:
-        others.append("FSDP")
-    if setup.precision.spec.needs_scaler:
-        others.append("mixed_precision='fp16'")
-    if setup.ddp_handler is not None:
-        others.append("DistributedDataParallelKwargs")
-    if setup.dynamo.backend != DynamoBackend.NO:
-        others.append("torch.compile")
+    layout, plugin = setup.parallelism, setup.fsdp_plugin
+    others = [f"{name}_size" for name in ("cp", "sp") if getattr(layout, f"{name}_size", 1) > 1]
+    if plugin is not None and plugin.fsdp_version != 2:
+        others.append("FSDP of version 1")
+    if setup.ddp_handler is not None and (plugin is not None or layout is None or layout.tp_enabled):
+        others.append("DistributedDataParallelKwargs where FSDP or tensor parallel average gradients themselves")
     if others:
         raise NotImplementedError(
             message(
                 given=f"pp_size with {' and '.join(others)}",
-                why="a pipeline divides models that are whole on their ranks, in a precision without a scaler",
-                allowed="pp_size with dp_replicate_size, and mixed_precision 'no' or 'bf16'",
+                why="stages hand on whole sequences, and are sharded by FSDP of version 2 alone",
+                allowed="pp_size with dp_replicate_size, dp_shard_size (fsdp_version=2) and tp_size",
                 do="leave the others out",
             )
         )

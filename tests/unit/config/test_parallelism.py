@@ -14,6 +14,7 @@ from accelerate.config.option import option_of
 from accelerate.config.parallelism import ParallelismConfig
 from accelerate.config.parallelism_settings import ParallelismSettings
 from accelerate.config.pipeline_parallel import PipelineParallelConfig
+from accelerate.config.schedules import SCHEDULES
 from accelerate.config.tensor_parallel import TorchTensorParallelConfig, TorchTensorParallelPlugin
 
 
@@ -147,9 +148,11 @@ def test_what_is_not_there_is_refused(build):
     ("given", "text"),
     [
         ({"schedule": "1f1"}, "Did you mean '1f1b'"),
+        ({"schedule": "zbv_zero_bubble", "stages_per_process": 3}, "2 for zbv_zero_bubble"),
+        ({"split_points": 3}, "names of modules: layers.8"),
         ({"stages_per_process": 2}, "leave stages_per_process out"),
-        ({"schedule": "interleaved", "stages_per_process": 1}, "2 or more for 'interleaved'"),
-        ({"num_microbatches": 0}, "whole numbers from 1 on"),
+        ({"schedule": "interleaved", "stages_per_process": 1}, "2 or more for interleaved"),
+        ({"num_microbatches": 0}, "a whole number, 1 or more"),
     ],
 )
 def test_settings_of_pipelines_that_are_refused(given, text):
@@ -162,6 +165,31 @@ def test_settings_of_axes_are_made_where_there_are_none():
     assert layout.cp_handler.cp_comm_strategy == "allgather"
     assert (layout.pp_handler.schedule, layout.pp_handler.stages_per_process) == ("1f1b", 1)
     assert PipelineParallelConfig("interleaved").stages_per_process == 2
+
+
+def test_a_pipeline_is_described_by_variables_and_arguments_win(monkeypatch):
+    monkeypatch.setenv("PARALLELISM_CONFIG_PP_SCHEDULE", "Interleaved1F1B")
+    monkeypatch.setenv("PARALLELISM_CONFIG_PP_NUM_MICROBATCHES", "8")
+    monkeypatch.setenv("PARALLELISM_CONFIG_PP_SPLIT_POINTS", "layers.1, layers.2")
+    found = ParallelismConfig(pp_size=2).pp_handler
+    assert (found.schedule, found.num_microbatches, found.stages_per_process) == ("interleaved", 8, 2)
+    assert found.split_points == ["layers.1", "layers.2"]
+    own = PipelineParallelConfig("gpipe", num_microbatches=2, split_points="auto", stages_per_process=1)
+    assert (own.schedule, own.num_microbatches, own.split_points) == ("gpipe", 2, "auto")
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_are_known_by_the_names_of_torch_too(name):
+    facts = SCHEDULES[name]
+    found = PipelineParallelConfig(facts.name)
+    assert (found.schedule, found.facts) == (name, facts)
+    assert found.stages_per_process == (facts.stages or 2)
+
+
+@pytest.mark.parametrize("given", ["auto", "layers.8", "layers.8,layers.16"])
+def test_split_points_are_written_as_they_are_read(given):
+    kind = option_of(ParallelismSettings, "pp_split_points").kind
+    assert kind.format(kind.parse(given)) == given
 
 
 def test_how_context_parallel_ranks_exchange(monkeypatch):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from accelerate.base.messages import message
+from accelerate.strategies.axes.elsewhere import multiplied
 
 
 class Returned:
@@ -17,6 +18,10 @@ class Returned:
         #: Its class, if it is no tensor.
         self.kind: Any = None
 
+    def answer(self, loss: torch.Tensor) -> Any:
+        """Return a loss in what the model returns."""
+        return loss if self.kind is None else self.kind(loss=loss)
+
 
 class WithLoss(torch.nn.Module):
     """A model that returns its loss alone.
@@ -24,12 +29,12 @@ class WithLoss(torch.nn.Module):
     Args:
         model: the model.
         loss: see `PipelineParallelConfig`.
+        returned: learns what the model returns.
     """
 
-    def __init__(self, model: torch.nn.Module, loss: Callable[[Any, Any], Any] | None) -> None:
+    def __init__(self, model: torch.nn.Module, loss: Callable[[Any, Any], Any] | None, returned: Returned) -> None:
         super().__init__()
-        self.model, self.loss = model, loss
-        self.returned = Returned()
+        self.model, self.loss, self.returned = model, loss, returned
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.loss is not None:
@@ -50,23 +55,20 @@ class WithLoss(torch.nn.Module):
             )
         return found
 
-    def answer(self, loss: torch.Tensor) -> Any:
-        """Return a loss in what the model returns."""
-        kind = self.returned.kind
-        return loss if kind is None else kind(loss=loss)
-
 
 class _Released(torch.autograd.Function):
     """A loss whose backward pass hands out gradients that are there already."""
 
     @staticmethod
-    def forward(ctx: Any, loss: torch.Tensor, gradients: list[torch.Tensor], *parameters: torch.Tensor) -> torch.Tensor:
-        ctx.gradients = gradients
+    def forward(
+        ctx: Any, loss: torch.Tensor, gradients: list[torch.Tensor], factor: torch.Tensor, *parameters: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.gradients, ctx.factor = gradients, factor
         return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, *factors: torch.Tensor) -> Any:
-        return (None, None, *torch._foreach_mul(ctx.gradients, factors[0]))
+        return (None, None, None, *multiplied(ctx.gradients, factors[0] * ctx.factor))
 
 
 class Release(torch.nn.Module):
@@ -76,6 +78,7 @@ class Release(torch.nn.Module):
         super().__init__()
         self.held = torch.nn.ParameterList(parameters)
 
-    def forward(self, loss: torch.Tensor, gradients: list[torch.Tensor]) -> Any:
+    def forward(self, loss: torch.Tensor, gradients: list[torch.Tensor], factor: torch.Tensor) -> Any:
+        """Return `loss`, whose backward pass gives the parameters `gradients` times `factor`."""
         anchor = torch.zeros_like(loss, requires_grad=True)  # a stage without anything to train has a backward pass too
-        return _Released.apply(loss, [*gradients, torch.zeros_like(loss)], *self.held, anchor)
+        return _Released.apply(loss, [*gradients, torch.zeros_like(loss)], factor, *self.held, anchor)

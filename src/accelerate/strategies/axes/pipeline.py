@@ -8,9 +8,10 @@ its gradient, times whatever the loss was scaled by. Accumulation, clipping and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -18,14 +19,40 @@ import torch.distributed as dist
 
 from accelerate.base.messages import message
 from accelerate.big_modeling.batches import ExampleInputs, FlatModel
-from accelerate.big_modeling.stages import check_split_points, even_stages, first_of_stages, split_at
+from accelerate.big_modeling.stages import check_split_points, even_stages, first_of_stages
 from accelerate.strategies import norms
 from accelerate.strategies.axes.base import Axis, Place
-from accelerate.strategies.axes.loss import Release, WithLoss
-from accelerate.strategies.axes.parts import Part, parts_of
+from accelerate.strategies.axes.elsewhere import zeros_like
+from accelerate.strategies.axes.loss import Release, Returned, WithLoss
+from accelerate.strategies.axes.outline import Outline
+from accelerate.strategies.axes.parts import Cut, Part
+from accelerate.strategies.axes.schedules import build_schedule, rank_of
+from accelerate.strategies.axes.settled import Settled, settle
+from accelerate.strategies.fsdp2.begin import begin
 
 if TYPE_CHECKING:
     from accelerate.strategies.bundle import Bundle
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What a strategy does with the parts of a rank.
+
+    Args:
+        place: puts them on the device, sharded or whole; called once, when a model has been cut.
+        compile: compiles what a part computes, in place.
+        context: the precision in which parts compute.
+        scale: what losses are multiplied by, so that small gradients don't vanish; None: nothing.
+        optimizers: those that may hold parameters of a model.
+        average: wraps what hands out gradients, to average them with replicas.
+    """
+
+    place: Callable[[torch.nn.Module, Sequence[Part]], None]
+    compile: Callable[[torch.nn.Module], None]
+    context: Callable[[], Any]
+    scale: Callable[[], float] | None
+    optimizers: Callable[[], Iterable[torch.optim.Optimizer]]
+    average: Callable[[torch.nn.Module], torch.nn.Module]
 
 
 @final
@@ -37,6 +64,7 @@ class Pipeline(Axis):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self.count = self.mesh.size() * place.settings.stages_per_process
+        self._outlines: weakref.WeakKeyDictionary[torch.nn.Module, Outline] = weakref.WeakKeyDictionary()
 
     def check(self, bundle: Bundle) -> None:
         for model in bundle.models:
@@ -56,10 +84,15 @@ class Pipeline(Axis):
         check_split_points(model, names, self.count)
         return names
 
+    def note(self, model: torch.nn.Module) -> None:
+        """Remember what a bare model does, before other axes change it."""
+        self._outlines[model] = Outline(model, self.split_points(model))
+
     def prepare_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        for tensor in (*model.parameters(), *model.buffers()):
-            self.place.runtime.collectives.broadcast(tensor.data, source=0)
-        return Pipelined(model, self.split_points(model), self.place)
+        runtime = self.place.runtime
+        cpu = torch.device("cpu")
+        begin(model, runtime.collectives, cpu, only_main=self.place.only_main).place(model.modules())
+        return Pipelined(model, self._outlines.pop(model), self.place)
 
     def total_norm(self, norm: torch.Tensor, norm_type: float) -> torch.Tensor:
         return norms.norm_over(norm, norm_type, self.mesh.get_group())
@@ -74,26 +107,28 @@ class Pipelined(torch.nn.Module):
 
     Args:
         module: the model.
-        split_points: the names of the modules that stages but the first begin with.
+        outline: what it does, and where it is cut.
         place: the axis.
     """
 
-    def __init__(self, module: torch.nn.Module, split_points: Sequence[str], place: Place) -> None:
+    fitting: Fitting
+
+    def __init__(self, module: torch.nn.Module, outline: Outline, place: Place) -> None:
         super().__init__()
         self.module = module
-        self.split_points, self.place = list(split_points), place
+        self.outline, self.place, self.facts = outline, place, place.settings.facts
         self.group = place.mesh.get_group()
         self.device = place.runtime.device.torch_device
+        self.total = len(outline.split_points) + 1
         #: Gradients are averaged over replicas at the next backward pass.
         self.is_synchronised = True
-        #: Parameters that stages of several ranks use; on all but the first of these they are marked as borrowed.
-        self.shared: list[torch.nn.Parameter] = []
-        self.own: list[torch.nn.Parameter] = []
+        #: What this rank computes, once the model is cut; no submodules, which would be parameters twice.
+        self.settled: Settled | None = None
         self._inputs: ExampleInputs | None = None
         self._piece = 0
-        self._parts: dict[bool, tuple[WithLoss, list[Part]]] = {}
+        self._scale = 1.0
+        self._returned: dict[bool, Returned] = {}
         self._schedules: dict[tuple[bool, bool, int], Any] = {}
-        #: What hands out gradients; in a list since it is no part of the model, whose parameters it holds.
         self._release: list[torch.nn.Module] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -106,60 +141,72 @@ class Pipelined(torch.nn.Module):
         if refusal := inputs.refusal(args, kwargs):
             raise ValueError(refusal)
         batch = inputs.batch_of(args, kwargs)
-        least = 1 if self.place.settings.schedule == "gpipe" else len(self.split_points) + 1
+        least = 1 if self.facts.at_once else self.total
         if batch % self._piece or batch < least * self._piece:
             raise ValueError(_rest(batch, self._piece, least))
-        with_loss, parts = self._parts.get(self.training) or self._cut(args, kwargs)
+        if self.training not in self._returned:
+            self._returned[self.training] = self._cut(args, kwargs)
         pieces = inputs.pieces(args, kwargs, batch, self._piece, self.device)
         named = {f"input_{number}": each for number, each in enumerate(pieces)}
-        schedule = self._schedule(parts, batch // self._piece)
-        return with_loss.answer(self._run(schedule, batch // self._piece, named))
+        schedule = self._schedule(batch // self._piece)
+        return self._returned[self.training].answer(self._run(schedule, batch // self._piece, named))
 
     def _run(self, schedule: Any, count: int, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the loss of a batch; with gradients enabled, one that hands out gradients."""
         losses: list[torch.Tensor] = []
         rest = {"target": torch.zeros(count), "losses": losses, "return_outputs": False}
+        self._scale = 1.0
         if not torch.is_grad_enabled():
             schedule.eval(**inputs, **rest)
-            return self._agreed(losses)
+            self._parts.reshard()
+            return self._agreed(losses)[0]
+        if self.fitting.scale is not None:
+            self._scale = self.fitting.scale()
         with self._gradients() as gradients:
             schedule.step(**inputs, **rest)
-        loss = self._agreed(losses)
+        loss, scale = self._agreed(losses)
         release: Any = self._release[0]
         silent = getattr(release, "no_sync", nullcontext)
         with nullcontext() if self.is_synchronised else silent():
-            return release(loss, gradients)
+            return release(loss, gradients, self._factor(gradients, scale))
 
-    def _agreed(self, losses: list[torch.Tensor]) -> torch.Tensor:
-        """Return the sum of the shares of the loss that the rank of the last stage has, on all ranks."""
+    @property
+    def _parts(self) -> Settled:
+        assert self.settled is not None
+        return self.settled
+
+    def _agreed(self, losses: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of which the rank of the last stage has the shares, and what it was scaled by, everywhere."""
         loss = torch.stack(losses).detach().float().sum() if losses else torch.zeros((), device=self.device)
-        dist.broadcast(loss, group=self.group, group_src=self.place.mesh.size() - 1)
-        return loss
+        both = torch.stack([loss / self._scale, torch.full_like(loss, self._scale)])
+        dist.broadcast(both, group=self.group, group_src=rank_of(self.total - 1, self.place.mesh.size(), self.facts))
+        return both[0], both[1]
+
+    def _factor(self, gradients: list[torch.Tensor], scale: torch.Tensor) -> torch.Tensor:
+        """Return what makes true gradients of scaled ones; not a number on all ranks where one of them overflowed."""
+        if self.fitting.scale is None:
+            return 1 / scale
+        norm = norms.total_norm([[each] for each in gradients], float("inf")).to(self.device)
+        overflow = (~torch.isfinite(norm)).float()
+        dist.all_reduce(overflow, dist.ReduceOp.MAX)  # replicas and shards skip this update too
+        return torch.where(overflow > 0, torch.nan, 1 / scale)
 
     @contextmanager
     def _gradients(self) -> Iterator[list[torch.Tensor]]:
         """Collect the gradients that the body computes in the list that is yielded, and leave those that were there."""
-        before = [parameter.grad for parameter in self.own]
+        own = self._parts.own
+        before = [parameter.grad for parameter in own]
         found: list[torch.Tensor] = []
         try:
-            for parameter in self.own:
+            for parameter in own:
                 parameter.grad = None
             yield found
-            for parameter in self.shared:
-                self._add_up(parameter)
-            found += [torch.zeros_like(each) if each.grad is None else each.grad for each in self.own]
+            for shared in self._parts.shared:
+                shared.add_up()
+            found += [zeros_like(each) if each.grad is None else each.grad for each in own]
         finally:
-            for parameter, gradient in zip(self.own, before, strict=True):
+            for parameter, gradient in zip(own, before, strict=True):
                 parameter.grad = gradient
-
-    def _add_up(self, parameter: torch.nn.Parameter) -> None:
-        """Add up the gradients of a parameter that several ranks use."""
-        gradient = parameter.grad
-        if gradient is None:
-            gradient = torch.zeros(parameter.shape, dtype=parameter.dtype, device=self.device)
-        dist.all_reduce(gradient, group=self.group)
-        if not is_elsewhere(parameter):
-            parameter.grad = gradient
 
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExampleInputs:
         """Learn from the first batch what batches are like."""
@@ -170,131 +217,52 @@ class Pipelined(torch.nn.Module):
             for each in pytree.tree_leaves((args, kwargs))
             if isinstance(each, torch.Tensor) and each.dim()
         ]
-        count = self.place.settings.num_microbatches or len(self.split_points) + 1
+        count = self.place.settings.num_microbatches or self.total
         if not sizes or sizes[0] % count:
             raise ValueError(_no_pieces(sizes[0] if sizes else 0, count))
         self._inputs, self._piece = ExampleInputs(args, kwargs, sizes[0]), sizes[0] // count
         return self._inputs
 
-    def _cut(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[WithLoss, list[Part]]:
-        """Trace the model as it is now, for training or evaluation, and return the parts of this rank."""
-        from torch.distributed.pipelining._IR import _modify_graph_op_device
-
+    def _cut(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Returned:
+        """Cut the model as it is now, for training or evaluation; return what it returns."""
         assert self._inputs is not None
-        cpu = torch.device("cpu")
-        with_loss = WithLoss(self.module, self.place.settings.loss)
-        with_loss.train(self.training)
-        traced = FlatModel(with_loss, self._inputs)
-        example = self._inputs.pieces(args, kwargs, self._piece, self._piece, cpu)
-        with _materialised(self.module), torch.autocast(self.device.type, enabled=False):
-            pipe = split_at(traced, [f"model.model.{name}" for name in self.split_points], example)
-            parts = parts_of(pipe, traced)
-        if len(parts) != len(self.split_points) + 1:
-            raise ValueError(_not_cut(self.split_points, len(parts)))
-        mine = parts[self.place.mesh.get_local_rank() :: self.place.mesh.size()]
-        for part in mine:
-            _modify_graph_op_device(part.body, self.device)  # type: ignore[arg-type]
-        if not self._parts:
-            self._settle(parts)
-        self._parts[self.training] = with_loss, mine
-        return self._parts[self.training]
+        inputs, returned = self._inputs, Returned()
+        example = inputs.pieces(args, kwargs, self._piece, self._piece, torch.device("cpu"))
 
-    def _settle(self, parts: list[Part]) -> None:
-        """Keep what the stages of this rank use, on its device, and let go of the rest."""
-        rank, size = self.place.mesh.get_local_rank(), self.place.mesh.size()
-        users: dict[torch.nn.Parameter, set[int]] = {}
-        for part in parts:
-            for parameter in part.parameters():
-                users.setdefault(parameter, set()).add(part.number % size)
-        for parameter in self.module.parameters():
-            if rank not in users.get(parameter, ()):
-                let_go(parameter)
-            else:
-                parameter.data = parameter.data.to(self.device)
-        for buffer in self.module.buffers():
-            buffer.data = buffer.data.to(self.device)
-        trained = [each for each in users if each.requires_grad]
-        self.own = [each for each in trained if rank in users[each]]
-        self.shared = [each for each in trained if len(users[each]) > 1]
-        for parameter in self.shared:
-            parameter.is_borrowed = rank != min(users[parameter])  # type: ignore[attr-defined]
-        self._release = [self._averaged(Release(self.own))]
+        def around(copy: torch.nn.Module) -> torch.nn.Module:
+            return FlatModel(WithLoss(copy, self.place.settings.loss, returned), inputs).train(self.training)
 
-    def _averaged(self, release: Release) -> torch.nn.Module:
-        replicas = self.place.layout.view("loss")
-        if replicas is None or not self.own:
-            return release
-        return torch.nn.parallel.DistributedDataParallel(release, process_group=replicas.get_group())
+        with torch.autocast(self.device.type, enabled=False):
+            cut = Cut(*self.outline.trace(around, example), self.module, "model.model.")
+        if cut.count != self.total:
+            raise ValueError(_not_cut(self.outline.split_points, cut.count))
+        if self.settled is None:
+            parts = [Part(number) for number in range(self.total)]
+            for part in parts:
+                part.add(cut.body(part.number, part, self.device), self.training)
+            self.settled = settle(self.module, parts, self.place, self.fitting)
+            self._release = [self.fitting.average(Release(self.settled.own))]
+        else:
+            self.settled.add(cut, self.training, self.device)
+        for part in self.settled.parts:
+            self.fitting.compile(part.bodies[self.training].run)
+        return returned
 
-    def _schedule(self, parts: list[Part], count: int) -> Any:
+    def _schedule(self, count: int) -> Any:
         """Return what runs so many micro-batches through the stages."""
-        from torch.distributed import pipelining
-
         key = self.training, torch.is_grad_enabled(), count
+        for part in self._parts.parts:
+            part.train(self.training)
         if key not in self._schedules:
-            stages = [
-                _of_zeros(
-                    pipelining.PipelineStage(
-                        part, part.number, len(self.split_points) + 1, self.device, group=self.group
-                    )
-                )
-                for part in parts
-            ]
-            kinds = {
-                "gpipe": pipelining.ScheduleGPipe,
-                "1f1b": pipelining.Schedule1F1B,
-                "interleaved": pipelining.ScheduleInterleaved1F1B,
-            }
-            kind: Any = kinds[self.place.settings.schedule]
-            self._schedules[key] = kind(
-                stages if len(stages) > 1 else stages[0], count, loss_fn=partial(_share, count=count), scale_grads=False
+
+            def share(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+                return output * (self._scale / count)
+
+            parts = self._parts.parts
+            self._schedules[key] = build_schedule(
+                parts, self.total, count, self.facts, share, torch.is_grad_enabled(), self.device, self.group
             )
         return self._schedules[key]
-
-
-def _of_zeros(stage: Any) -> Any:
-    """Have a stage find out shapes from zeros, where torch takes what is in memory, which may be no valid token."""
-    made_up = stage._to_tensor
-
-    def to_tensor(value: Any) -> torch.Tensor:
-        found = made_up(value)
-        if not isinstance(value, torch.Tensor):
-            found.data.zero_()
-        return found
-
-    stage._to_tensor = to_tensor
-    return stage
-
-
-def _share(output: torch.Tensor, target: torch.Tensor, *, count: int) -> torch.Tensor:
-    """Return what the loss of one micro-batch adds to that of the batch."""
-    return output / count
-
-
-@contextmanager
-def _materialised(model: torch.nn.Module) -> Iterator[None]:
-    """Let all tensors of a model be in host memory in the body; what they hold there doesn't matter."""
-    tensors = [*model.parameters(), *model.buffers()]
-    before = [(each, each.data) for each in tensors if each.device.type != "cpu" or is_elsewhere(each)]
-    try:
-        for each, data in before:
-            each.data = torch.empty(data.shape, dtype=data.dtype)
-        yield
-    finally:
-        for each, data in before:
-            each.data = data
-
-
-def let_go(parameter: torch.nn.Parameter) -> None:
-    """Let go of the values of a parameter of another rank, which keeps its shape: one zero, seen everywhere in it."""
-    parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
-    parameter.grad = None
-    parameter.is_elsewhere = True  # type: ignore[attr-defined]
-
-
-def is_elsewhere(parameter: torch.Tensor) -> bool:
-    """Whether another rank has the values of a parameter."""
-    return getattr(parameter, "is_elsewhere", False)
 
 
 def _no_pieces(batch: int, count: int) -> str:
