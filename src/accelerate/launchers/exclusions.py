@@ -20,11 +20,16 @@ TPU = ("tpu", "has torch_xla call a function on every core of a TPU")
 POD = ("tpu_use_cluster", "runs on every machine of a TPU pod")
 DEEPSPEED = ("use_deepspeed", "has DeepSpeed divide what is trained")
 FSDP = ("use_fsdp", "has torch's FSDP divide what is trained")
+MPIRUN = ("mpirun_hostfile", "has mpirun start the processes")
+RAY = ("launcher", "has another program place the processes")
+HOSTFILE = ("deepspeed_hostfile", "has DeepSpeed's runner start the processes")
 #: Flags of which a command line can have one: (flag by dest, what it implies), each pair with what to do about it.
 EXCLUSIVE: tuple[tuple[tuple[str, str], tuple[str, str], str], ...] = (
     *((*pair, LEAVE_ONE) for pair in combinations((CPU, GPUS, TPU), 2)),
     *((*pair, LEAVE_ONE) for pair in ((CPU, POD), (GPUS, POD))),
     (DEEPSPEED, FSDP, LEAVE_ONE),
+    *((*pair, LEAVE_ONE) for pair in combinations((MPIRUN, RAY, TPU), 2)),
+    *((*pair, LEAVE_ONE) for pair in ((MPIRUN, POD), (RAY, POD), (MPIRUN, HOSTFILE), (RAY, HOSTFILE))),
     *((TPU, trainer, "on a TPU, leave out the other") for trainer in (DEEPSPEED, FSDP)),
     *((POD, trainer, "on a TPU, leave out the other") for trainer in (DEEPSPEED, FSDP)),
     (("module", "runs a module with `python -m`"), ("no_python", "starts a program without Python"), "leave out one"),
@@ -65,8 +70,8 @@ def settings_agree(settings: LaunchSettings) -> None:
 
 def is_on(settings: LaunchSettings, dest: str) -> bool:
     """Whether something was asked for by a flag, or by the config file where that has no kind of run to say it by."""
-    said = settings.is_flag(dest) or (dest in settings.found and declared()[dest].section == SECTION)
-    return said and bool(settings.get(dest))
+    by_file = settings.uses_deepspeed and dest in settings.found and declared()[dest].section == SECTION
+    return (settings.is_flag(dest) or by_file) and bool(settings.get(dest))
 
 
 def deepspeed_file_agrees(settings: LaunchSettings) -> None:
