@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +57,8 @@ def written(env: Mapping[str, str]) -> Iterator[Path]:
     Args:
         env: the variables that the launch adds, which win over those of the person's own file.
     """
+    import tempfile
+
     handle, name = tempfile.mkstemp(prefix="accelerate-", suffix=USUAL_NAME)  # nobody else can read it
     path = Path(name)
     try:

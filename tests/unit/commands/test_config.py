@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import sys
@@ -137,7 +138,7 @@ def test_answers_become_a_config() -> None:
     assert (config.distributed_type.value, config.num_processes, config.mixed_precision) == ("MULTI_CPU", 2, "bf16")
     assert "compute_environment" not in person.asked, "there is one answer"
     assert "main_process_ip" not in person.asked, "there is one machine"
-    assert person.asked["distributed_type"] == ["NO", "MULTI_CPU"]
+    assert person.asked["distributed_type"] == ["NO", "MULTI_CPU", "FSDP"]
 
 
 def test_several_machines_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +146,30 @@ def test_several_machines_are_asked_about(monkeypatch: pytest.MonkeyPatch) -> No
     person = Person(distributed_type="MULTI_GPU", num_machines="2", machine_rank="1", main_process_ip="host0")
     config = get_cluster_input(person)
     assert (config.num_machines, config.machine_rank, config.main_process_ip) == (2, 1, "host0")
-    assert person.asked["distributed_type"] == ["NO", "MULTI_CPU", "MULTI_GPU"]
+    assert person.asked["distributed_type"] == ["NO", "MULTI_CPU", "MULTI_GPU", "FSDP"]
+
+
+def test_what_is_installed_is_offered_and_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, Hardware("cuda", 4))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: object() if name in cluster.BY_PACKAGE else find(name, *rest)
+    )
+    person = Person(distributed_type="DEEPSPEED", num_machines="2", zero_stage="3", deepspeed_hostfile="hosts")
+    config = get_cluster_input(person)
+    assert person.asked["distributed_type"] == ["NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "XLA"]
+    assert config.deepspeed_config == {
+        "deepspeed_hostfile": "hosts",
+        "deepspeed_multinode_launcher": "pdsh",
+        "offload_optimizer_device": "none",
+        "offload_param_device": "none",
+        "zero3_init_flag": True,
+        "zero3_save_16bit_model": True,
+        "zero_stage": 3,
+    }
+    assert {"offload_param_nvme_path", "fsdp_version"}.isdisjoint(person.asked)
+    person = Person(distributed_type="DEEPSPEED", deepspeed_config_file="ds.json")
+    assert get_cluster_input(person).deepspeed_config == {"deepspeed_config_file": "ds.json"}
 
 
 def test_the_present_file_gives_the_suggestions(home: Path) -> None:
