@@ -327,7 +327,7 @@ class Accelerator(ModelControl):
                 linked_optimizers(scheduler, self._optimizers) if self.step_scheduler_with_optimizer else [],
                 step_with_optimizer=self.step_scheduler_with_optimizer,
                 split_batches=self.split_batches,
-                num_processes=self._readers.world_size,
+                num_processes=self._count_batches(),
                 unit=self.scheduler_unit,
             )
             mark_prepared(prepared)

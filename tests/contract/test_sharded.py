@@ -403,7 +403,6 @@ LAYOUTS = {
     "too few": (Case(mesh={"dp_shard_size": 3}), "dp_shard_size=2"),
     "shards without FSDP": (Case(plugin=None, mesh={"dp_shard_size": 2}), "FSDP is what shards parameters"),
     "FSDP without shards": (Case(mesh={"dp_replicate_size": 2}), "there is nobody to shard over"),
-    "an axis of another version": (Case(plugin=None, mesh={"sp_size": 2}), "set sp_size to 1"),
     "the first FSDP with replicas": (
         Case(plugin={}, mesh={"dp_replicate_size": 2, "dp_shard_size": 1}),
         "there is nobody to shard over",

@@ -17,11 +17,12 @@ AXES: Mapping[str, str] = {
     "sp": "parts of each sequence (sequence parallel)",
     "tp": "parts of each layer",
 }
-#: What a group of ranks is wanted for -> the axes it runs along, and its name among the views of the mesh.
+#: What a group of ranks is wanted for -> the axes it runs along, and its name among the views of the mesh. Sequences
+#: are divided along one of two axes, cp or sp; the names are those of 1.15, from before sp could be combined.
 VIEWS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "data": (("dp_replicate", "dp_shard"), "dp"),
-    "shard": (("dp_shard", "cp"), "dp_shard_cp"),
-    "loss": (("dp_replicate", "dp_shard", "cp"), "dp_cp"),
+    "shard": (("dp_shard", "cp", "sp"), "dp_shard_cp"),
+    "loss": (("dp_replicate", "dp_shard", "cp", "sp"), "dp_cp"),
 }
 
 

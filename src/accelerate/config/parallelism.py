@@ -78,6 +78,10 @@ class ParallelismConfig:
             from accelerate.config.context_parallel import TorchContextParallelConfig
 
             self.cp_handler = TorchContextParallelConfig()
+        if self.sp_size > 1 and self.sp_handler is None:
+            from accelerate.config.sequence_parallel import DeepSpeedSequenceParallelConfig
+
+            self.sp_handler = DeepSpeedSequenceParallelConfig()
         if self.pp_size > 1 and self.pp_handler is None:
             from accelerate.config.pipeline_parallel import PipelineParallelConfig
 

@@ -155,6 +155,11 @@ class DataLoaderDispatcher(PreparedLoader):
         return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
 
     @property
+    def splits_batches(self) -> bool:
+        """Whether each batch of the user's loader is cut into slices for the processes."""
+        return self.split_batches
+
+    @property
     def _batches_per_step(self) -> int:
         return 1 if self.split_batches else self._shard.count
 

@@ -259,6 +259,11 @@ class PreparedLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     @abstractmethod
+    def splits_batches(self) -> bool:
+        """Whether each batch of the user's loader is cut into slices for the processes."""
+
+    @property
+    @abstractmethod
     def _batches_per_step(self) -> int:
         """How many batches of the user's loader all processes together get in one step."""
 

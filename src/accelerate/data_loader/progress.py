@@ -24,8 +24,9 @@ class Progress:
         epoch: the first epoch.
 
     `batches` counts those of one process, from where the present number of processes took over; before that, `shift`
-    samples (or batches, see `Pace.unit`) of all processes together were given out. `workers` is how many worker
-    processes the interrupted pass had that is being continued. `snapshots` is the state of a stream that can be
+    samples (or batches, see `Pace.unit`) of all processes together were given out. Of the batch that comes next, `part`
+    parts were, where batches are divided. `workers` is how many worker processes the interrupted pass had that is being
+    continued. `snapshots` is the state of a stream that can be
     restored, while one is being read.
     """
 
@@ -34,6 +35,7 @@ class Progress:
         self.epoch = epoch
         self.batches = 0
         self.shift = 0
+        self.part = 0
         self.workers: int | None = None
         self.began = False  # the seeds of the present epoch are drawn
         self.snapshots: Snapshots | None = None
@@ -47,7 +49,7 @@ class Progress:
                 loaded state says.
         """
         resumed, self._resumed = self._resumed, None
-        self.batches, self.shift, self.workers, self.snapshots = skip, 0, None, None
+        self.batches, self.shift, self.part, self.workers, self.snapshots = skip, 0, 0, None, None
         stream = None
         if resumed is None or resumed["epoch"] != self.epoch:
             self.seeds.begin()
@@ -57,14 +59,14 @@ class Progress:
             if resumed["batches"] or resumed["shift"]:
                 self.workers = resumed["workers"]
             if not skip:
-                self.batches, self.shift = resumed["batches"], resumed["shift"]
+                self.batches, self.shift, self.part = resumed["batches"], resumed["shift"], resumed.get("part", 0)
         self.began = True
         return self.batches, stream
 
     def end(self) -> None:
         """Move on to the next epoch."""
         self.epoch += 1
-        self.batches = self.shift = 0
+        self.batches = self.shift = self.part = 0
         self.workers = None
         self.began = False
         self.snapshots = None
@@ -78,6 +80,7 @@ class Progress:
             "epoch": self.epoch,
             "batches": self.batches,
             "shift": self.shift,
+            "part": self.part,
             **pace.state(),
             "seeds": self.seeds.state(self.began),
             "stream": None if self.snapshots is None else self.snapshots.before(self.batches),
@@ -96,7 +99,8 @@ class Progress:
         resumed, before = {**state}, Pace.of(state)
         del resumed["version"]
         if before.step != pace.step and state["batches"]:
-            resumed.update(pace.state(), batches=0, shift=state["shift"] + state["batches"] * before.step, stream=None)
+            shift = state["shift"] + state["batches"] * before.step
+            resumed.update(pace.state(), batches=0, shift=shift, part=0, stream=None)
         self._resumed = resumed
         self.epoch = state["epoch"]
         self.batches = self.shift = 0

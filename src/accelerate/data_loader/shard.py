@@ -127,6 +127,11 @@ class DataLoaderShard(PreparedLoader):
         this_pass.remainder = min(this_pass.remainder, 0) if this_pass.tail is None else this_pass.tail.remainder
 
     @property
+    def splits_batches(self) -> bool:
+        """Whether each batch of the user's loader is cut into slices for the processes."""
+        return bool(getattr(share_of(self.base_dataloader), "split_batches", False))
+
+    @property
     def _batches_per_step(self) -> int:
         share = share_of(self.base_dataloader)
         if share is None or getattr(share, "split_batches", False):

@@ -1,7 +1,8 @@
 """Which share of the data a process reads.
 
 A loader asks one question of the device mesh: which batch is mine? Ranks that hold parts of one model (tensor, context,
-sequence, pipeline parallel) answer alike and see the same batch; data-parallel ranks see different ones.
+pipeline parallel) answer alike and see the same batch; data-parallel ranks see different ones. Sequence parallel ranks
+read different ones too, and exchange parts of them (`turns`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from accelerate.base.messages import message
 
-BATCH_AXES = frozenset({"dp", "dp_replicate", "dp_shard"})
+BATCH_AXES = frozenset({"dp", "dp_replicate", "dp_shard", "sp"})
 # Flattened views of other axes, which would be counted twice.
 FLATTENED_AXES = frozenset({"dp_shard_cp", "dp_cp"})
 
@@ -57,7 +58,7 @@ class DataShard:
         if mesh is None:
             return cls(rank, world_size)
         names = [name for name in mesh.mesh_dim_names or () if name not in FLATTENED_AXES]
-        if len(BATCH_AXES.intersection(names)) > 1:
+        if {"dp_replicate", "dp_shard"}.intersection(names):
             names = [name for name in names if name != "dp"]  # then it is a view of the others
         index, count, stride = 0, 1, 1
         for name in reversed(names):

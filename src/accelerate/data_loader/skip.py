@@ -13,6 +13,7 @@ from accelerate.data_loader.edge import current_runtime
 from accelerate.data_loader.iteration import DataLoaderStateMixin, Pass
 from accelerate.data_loader.prepared import END, PreparedLoader
 from accelerate.data_loader.sampler_shards import skipping
+from accelerate.data_loader.turns import TurnLoader
 from accelerate.state.runtime import Runtime
 
 
@@ -73,7 +74,7 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
         Of a prepared loader, one of the same class that shares its epoch: finishing the skipped one moves both on. Of
         a plain `DataLoader`, a plain one. Where only reading can skip, a :class:`SkipDataLoader`.
     """
-    if isinstance(dataloader, PreparedLoader):
+    if isinstance(dataloader, PreparedLoader | TurnLoader):
         return dataloader.without_first(num_batches)
     if isinstance(dataloader, DataLoader) and not isinstance(dataloader.dataset, IterableDataset):
         return skipping(dataloader, num_batches)

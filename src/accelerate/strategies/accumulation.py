@@ -261,8 +261,8 @@ class Accumulate:
 @torch.no_grad()
 def scale_gradients(models: Sequence[torch.nn.Module], factor: torch.Tensor | float) -> None:
     """Multiply the gradients of `models` in place with `factor` (a number or a 0-d tensor)."""
-    gradients = {
-        parameter: parameter.grad for model in models for parameter in model.parameters() if parameter.grad is not None
-    }
-    if gradients:
-        torch._foreach_mul_(list(gradients.values()), factor)
+    from accelerate.strategies.norms import gradients_by_mesh  # only who weights losses pays for DTensors
+
+    parameters = dict.fromkeys(parameter for model in models for parameter in model.parameters())
+    for gradients in gradients_by_mesh(parameters).values():
+        torch._foreach_mul_(gradients, factor)

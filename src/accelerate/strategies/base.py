@@ -114,11 +114,17 @@ class Strategy(ABC):
             slot.value = one.prepare_scheduler(slot.value)
 
     def prepare_data_loaders(self, bundle: Bundle, one: One) -> None:
-        """Prepare the loaders of `bundle` in place, for the axes too."""
+        """Prepare the loaders of `bundle` in place; for the axes too, if there is a model that they are for."""
         for slot in bundle.of_kind("data_loader"):
             slot.value = one.prepare_data_loader(slot.value, device_placement=slot.device_placement)
-            for axis in self.axes:
-                slot.value = axis.prepare_data_loader(slot.value)
+            if bundle.models:
+                slot.value = self.divide_batches(slot.value)
+
+    def divide_batches(self, data_loader: Any) -> Any:
+        """Return the loader that gives this rank its part of each batch of a prepared one, along all axes."""
+        for axis in self.axes:
+            data_loader = axis.prepare_data_loader(data_loader)
+        return data_loader
 
     def prepare_together(self, bundle: Bundle, one: One, shard: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
         """Prepare `bundle` with another function that shards models, for strategies that do."""

@@ -33,6 +33,9 @@ class ModelControl(CheckpointControl):
 
         even_batches: bool
         state: AcceleratorState
+        _readers: Collectives
+
+        def prepare_data_loader(self, data_loader: Any) -> Any: ...
 
     def _lay_out(self) -> tuple[ParallelismConfig | None, Any]:
         """Return the sizes of the axes and their mesh, built for the processes of this run when it is first asked for.
@@ -51,9 +54,15 @@ class ModelControl(CheckpointControl):
         layout = self.state.parallelism_config
         if layout is None or self.state.device_mesh is None or not layout.non_dp_dim_names:
             return self._strategy.runtime.collectives
-        mesh = layout.view("data")
+        # Those that divide sequences between them read other batches, and exchange parts.
+        mesh = layout.view("loss" if layout.sp_enabled else "data")
         runtime = self._strategy.runtime
         return Alone(runtime.collectives.device) if mesh is None else collectives_over(mesh, runtime)
+
+    def _count_batches(self) -> int:
+        """Return how many batches all processes compute in one step; several may have parts of the same."""
+        layout = self.state.parallelism_config
+        return self._readers.world_size // (layout.sp_size if layout is not None and layout.sp_enabled else 1)
 
     @property
     def parallelism_config(self) -> ParallelismConfig | None:
@@ -115,6 +124,33 @@ class ModelControl(CheckpointControl):
         return (self._cp_context or self._divided)(
             buffers=buffers, buffer_seq_dims=buffer_seq_dims, no_restore_buffers=no_restore_buffers
         )
+
+    def deepspeed_ulysses_dl_adapter(self, dl: Any, model: torch.nn.Module) -> Any:
+        """Return the loader that gives this process its part of the sequences of `dl`, along the axis `sp`.
+
+        A loader that is prepared in the same call as a model is one already. Without this axis it is `dl` itself.
+
+        Args:
+            dl: a data loader, prepared or not.
+            model: the prepared model that is trained on it.
+
+        Raises:
+            ValueError: the model isn't prepared.
+        """
+        if not any(axis.name == "sp" for axis in self._strategy.axes):
+            warn_once("deepspeed_ulysses_dl_adapter has no effect: no axis divides sequences by turns (sp_size is 1).")
+            return dl
+        if not getattr(model, "_is_accelerate_prepared", False):
+            raise ValueError(
+                message(
+                    given=f"deepspeed_ulysses_dl_adapter with a {type(model).__name__} that is not prepared",
+                    why="its attention has to put the parts of sequences together before there are parts",
+                    allowed="a model that `prepare` has returned",
+                    do="call accelerator.prepare(model, optimizer) first",
+                )
+            )
+        prepared = dl if getattr(dl, "_is_accelerate_prepared", False) else self.prepare_data_loader(dl)
+        return self._strategy.divide_batches(prepared)
 
     def _prepare_cp(self, *args: Any) -> tuple[Any, ...]:
         """Choose what `maybe_context_parallel` enters, when something is prepared; returns what it was given.

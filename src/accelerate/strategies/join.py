@@ -20,7 +20,7 @@ def joined(strategy: Strategy, joinables: Sequence[Any], loaders: Iterable[Any],
         loaders: prepared loaders, of which the map-style ones take up `even_batches` meanwhile.
         even_batches: whether loaders give every rank equally many batches, so that there is nothing to join.
     """
-    if not strategy.joinable:
+    if not strategy.joinable or strategy.axes:
         if strategy.runtime.topology.world_size > 1:
             warn_once(f"join_uneven_inputs has no effect with {strategy.label()}: its models can't be joined.")
         yield

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from accelerate.base.messages import message, warn_once
 from accelerate.base.registry import Registry
-from accelerate.strategies.axes.select import check_axes
 from accelerate.strategies.base import Setup, Strategy
 from accelerate.strategies.compile import allow_tf32
 
@@ -29,12 +28,17 @@ def _shards(setup: Setup) -> bool:
     return setup.fsdp_plugin is not None and setup.runtime.topology.world_size > 1
 
 
+def _divides(setup: Setup) -> bool:
+    """Whether models are divided. For sequences alone they are not: replicas with other tokens average gradients."""
+    return setup.parallelism is not None and bool(set(setup.parallelism.non_dp_dim_names) - {"sp"})
+
+
 #: Asked in order; the first that says yes is the strategy of the run.
 CHOICES: tuple[tuple[str, Callable[[Setup], bool]], ...] = (
     ("staged", lambda setup: setup.parallelism is not None and setup.parallelism.pp_enabled),
     ("fsdp2", lambda setup: _shards(setup) and setup.fsdp_plugin.fsdp_version == 2),
     ("fsdp1", _shards),
-    ("divided", lambda setup: setup.parallelism is not None and bool(setup.parallelism.non_dp_dim_names)),
+    ("divided", _divides),
     ("ddp", lambda setup: setup.runtime.topology.world_size > 1),
     ("single", lambda setup: True),
 )
@@ -45,14 +49,12 @@ def check_sharding(setup: Setup) -> None:
 
     Raises:
         ValueError: shards without FSDP, or FSDP without shards.
-        NotImplementedError: an axis that this version can't train on.
     """
-    check_axes(setup)
     layout, shards = setup.parallelism, _shards(setup)
     if layout is None or setup.mesh is None:
         return
-    over_cp = shards and layout.cp_enabled  # FSDP shards over the ranks of this axis too
-    if layout.dp_shard_enabled != shards and not over_cp:
+    over_sequences = shards and (layout.cp_enabled or layout.sp_enabled)  # FSDP shards over the ranks of this axis too
+    if layout.dp_shard_enabled != shards and not over_sequences:
         raise ValueError(
             message(
                 given=f"dp_shard_size={layout.dp_shard_size} {'with' if shards else 'without'} FSDP",
@@ -70,7 +72,7 @@ def select_strategy(setup: Setup) -> Strategy:
 
     Raises:
         RuntimeError: several XLA processes, whose gradients this version can't exchange.
-        ValueError, NotImplementedError: see :func:`check_sharding`.
+        ValueError: see :func:`check_sharding`.
     """
     check_sharding(setup)
     name = next(name for name, wanted in CHOICES if wanted(setup))

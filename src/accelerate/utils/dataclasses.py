@@ -33,6 +33,7 @@ from accelerate.config.profile import ProfileKwargs
 from accelerate.config.project import ProjectConfiguration
 from accelerate.config.quantization import BnbQuantizationConfig, TorchAoQuantizationConfig
 from accelerate.config.scaler import GradScalerKwargs
+from accelerate.config.sequence_parallel import DeepSpeedSequenceParallelConfig
 from accelerate.config.tensor_parallel import TorchTensorParallelConfig, TorchTensorParallelPlugin
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "CustomDtype",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",
+    "DeepSpeedSequenceParallelConfig",
     "DistributedDataParallelKwargs",
     "DistributedType",
     "DynamoBackend",

@@ -9,8 +9,9 @@ in the order of `AXES`. They know nothing of each other and nothing of the strat
 `check(bundle)`           before anything is changed: refuse what can't be divided
 `prepare_model(model)`    the bare model, before precision, sharding and wrapping. Parameters may be replaced, and come
                           back in whatever shape: optimizers that were prepared with the model follow them by name
-`prepare_data_loader(…)`  the prepared loader; it yields the same batches to all ranks of the axis without being asked,
-                          because loaders deal out shares along the axes of data only (`DataShard`)
+`prepare_data_loader(…)`  a prepared loader, when it is prepared together with a model. It yields the same batches to
+                          all ranks of the axis without being asked, because loaders deal out shares along the axes
+                          of data only (`DataShard`); those of sequence parallel read different ones and exchange them
 `batch(…)`                around one step, where a script asks for it (`Accelerator.maybe_context_parallel`)
 `backward(loss, compute)` the backward pass: `compute(loss)` is what would happen without the axis. An axis that
                           doesn't override it costs a step nothing

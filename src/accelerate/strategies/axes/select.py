@@ -6,9 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from accelerate.base.messages import message
 from accelerate.base.registry import Registry
-from accelerate.config.mesh_axes import AXES as NAMES
 from accelerate.strategies.axes.base import Axis, Place
 
 if TYPE_CHECKING:
@@ -19,25 +17,7 @@ AXES: Registry[type[Axis]] = Registry("axes")
 AXES.register("tp", "accelerate.strategies.axes.tensor:Tensor")
 AXES.register("pp", "accelerate.strategies.axes.pipeline:Pipeline")
 AXES.register("cp", "accelerate.strategies.axes.context:Context")
-
-
-def check_axes(setup: Setup) -> None:
-    """Refuse sizes of axes that nothing implements.
-
-    Raises:
-        NotImplementedError: there is such an axis.
-    """
-    layout = setup.parallelism
-    for name in [] if layout is None else layout.non_dp_dim_names:
-        if name not in AXES:
-            raise NotImplementedError(
-                message(
-                    given=f"{name}_size={getattr(layout, f'{name}_size')}",
-                    why=f"this version can't train on an axis for {NAMES[name]}",
-                    allowed=", ".join(f"{each}_size" for each in ("dp_replicate", "dp_shard", *AXES.names())),
-                    do=f"set {name}_size to 1; docs/support.md lists what is there",
-                )
-            )
+AXES.register("sp", "accelerate.strategies.axes.sequence:Sequences")
 
 
 def axes_of(setup: Setup) -> tuple[Axis, ...]:

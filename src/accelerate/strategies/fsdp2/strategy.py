@@ -59,7 +59,8 @@ class FullyShard(DTensorStrategy):
         layout, mesh = self.setup.parallelism, self.setup.mesh
         if layout is None or mesh is None:
             return flat_mesh(self.runtime)
-        return mesh[tuple(layout.fsdp_dim_names if layout.cp_enabled else layout.dp_dim_names)]
+        over_sequences = layout.cp_enabled or layout.sp_enabled
+        return mesh[tuple(layout.fsdp_dim_names if over_sequences else layout.dp_dim_names)]
 
     def label(self) -> DistributedType:
         return DistributedType.FSDP
