@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,6 @@ import numpy as np
 WORD = np.dtype("<u8")
 BLOCK_WORDS = 2**15
 BLOCK = BLOCK_WORDS * WORD.itemsize  #: bytes that are summed at once: 256 KiB, with their weights within an L2 cache
-PIECE = 4 * BLOCK  #: bytes that are read and summed in turn, while a cache holds them
-SEGMENT = 16 * PIECE  #: bytes of a file that one of several threads reads, before it takes up others
 #: Bytes that are summed, written, and then brought to the disk while more are written. Between two of these steps a
 #: thread needs the interpreter, which training beside it has to hand over and wait for: few, and so long ones.
 STRETCH = 32 * BLOCK
@@ -94,7 +90,8 @@ def sums_of(data: Any) -> list[int]:
     """Return the weighted sums of the blocks in `data`; the last one may be a part of a block."""
     view = memoryview(data).cast("B")
     whole = len(view) - len(view) % BLOCK
-    sums: list[int] = np.dot(np.frombuffer(view[:whole], WORD).reshape(-1, BLOCK_WORDS), _WEIGHTS).tolist()
+    blocks = np.frombuffer(view[:whole], WORD).reshape(-1, BLOCK_WORDS)
+    sums: list[int] = np.einsum("ij,j->i", blocks, _WEIGHTS).tolist()  # half as fast again as `dot`
     if rest := bytes(view[whole:]):
         words = np.frombuffer(rest + bytes(-len(rest) % WORD.itemsize), WORD)
         sums.append(int(np.dot(words, _WEIGHTS[: len(words)])))
@@ -199,41 +196,3 @@ def remove_folder(folder: Path) -> None:
         folder.unlink()
     else:
         shutil.rmtree(folder)
-
-
-def fact_of(path: Path, threads: int = 1) -> FileFact:
-    """Read a whole file and return what it looks like; memory use doesn't grow with its size.
-
-    Args:
-        path: the file.
-        threads: how many of them read and sum parts of a file that is great enough.
-    """
-    checksum = Checksum()
-    starts = range(0, path.stat().st_size, SEGMENT)
-    if threads == 1 or len(starts) < 2:
-        for start in starts:
-            checksum.take(*_sums_in(path, start))
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            for sums, size in pool.map(partial(_sums_in, path), starts):
-                checksum.take(sums, size)
-    return FileFact(checksum.size, checksum.text())
-
-
-def _sums_in(path: Path, start: int) -> tuple[list[int], int]:
-    """Read one segment of a file, and return the sums of its blocks and how many bytes it has."""
-    buffer, sums, size = memoryview(bytearray(PIECE)), list[int](), 0
-    with open(path, "rb", buffering=0) as file:
-        file.seek(start)
-        while size < SEGMENT and (count := fill(file, buffer)):
-            sums += sums_of(buffer[:count])
-            size += count
-    return sums, size
-
-
-def fill(file: Any, buffer: memoryview) -> int:
-    """Read until a buffer is full or the file ends, and return how many bytes there were."""
-    count = 0
-    while count < len(buffer) and (more := file.readinto(buffer[count:])):
-        count += more
-    return count

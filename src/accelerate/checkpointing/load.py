@@ -5,7 +5,6 @@ Everything that is wrong is said in one message. Restoring less than everything 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from accelerate.checkpointing.layout import LOADERS, MANIFEST, PATTERNS, names_o
 from accelerate.checkpointing.manifest import Manifest, problems_of_files
 from accelerate.checkpointing.objects import load_object
 from accelerate.checkpointing.position import FORMAT_KEY, StatefulLoaderRecord
+from accelerate.checkpointing.reading import readers
 from accelerate.checkpointing.records import ModelRecord, OptimizerRecord, Record
 from accelerate.checkpointing.source import CheckpointError, Source
 from accelerate.checkpointing.training import PARTS, Training
@@ -26,8 +26,6 @@ from accelerate.logging import get_logger
 from accelerate.state.runtime import Runtime
 
 logger = get_logger(__name__)
-
-MOST_READERS = 8  #: threads of one process that check files; memory has no room for more
 
 
 @dataclass(frozen=True)
@@ -133,12 +131,6 @@ def verify(runtime: Runtime, folder: Path, parts: Collection[str] = PARTS) -> tu
     return manifest, sorted({problem for _, problems in found for problem in problems})
 
 
-def readers(ranks: int) -> int:
-    """Return how many threads each of the `ranks` ranks of a machine may read files with."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(max(cores // ranks, 1), MOST_READERS)
-
-
 def _manifest_lost(folder: Path, rank: int) -> list[str]:
     """Return a line when a folder without manifest was written with one, judging by its random states."""
     for name in (rng_name(rank), rng_name(0)):
@@ -182,7 +174,8 @@ def restore(training: Training, folder: Path, manifest: Manifest | None, wish: W
     models = list(training.models)
     for hook in wish.hooks:
         hook(models, str(folder))
-    source = Source(folder, manifest, wish.load_kwargs, wish.model_kwargs, wish.strict)
+    threads = readers(training.runtime.topology.local_world_size)
+    source = Source(folder, manifest, wish.load_kwargs, wish.model_kwargs, wish.strict, threads)
     records = wanted_records(training, models, source, wish.parts)
     found = gathered(collectives, lambda: misfits(records, source, wish.parts), f"comparing with {folder}")
     problems = list(dict.fromkeys(problem for one in found for problem in one))
@@ -197,6 +190,7 @@ def restore(training: Training, folder: Path, manifest: Manifest | None, wish: W
             record.restore(source)
 
     together(collectives, put_back, f"restoring from {folder}")
+    source.close()
 
 
 def wanted_records(training: Training, models: Sequence[Any], source: Source, parts: Collection[str]) -> list[Record]:

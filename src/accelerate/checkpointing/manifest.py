@@ -20,8 +20,9 @@ import torch
 
 from accelerate.base.messages import message
 from accelerate.base.versions import installed
-from accelerate.checkpointing.durable import Checksum, FileFact, Sink, fact_of
+from accelerate.checkpointing.durable import Checksum, FileFact, Sink
 from accelerate.checkpointing.layout import MANIFEST, inside
+from accelerate.checkpointing.reading import facts_of
 
 FORMAT = 1
 
@@ -116,16 +117,20 @@ def problems_of_files(
         thorough: read them and compare checksums; otherwise only their sizes.
         threads: how many read at a time.
     """
-    problems = []
+    problems, whole = [], {}
     for name in names:
         path, fact = inside(folder, name), files[name]
         if not path.is_file():
             problems.append(f"{name} is missing")
         elif (size := path.stat().st_size) != fact.size:
             problems.append(f"{name} has {size} bytes instead of {fact.size}")
-        elif thorough and fact_of(path, threads) != fact:
-            problems.append(f"{name} is damaged: its checksum is not the one that was recorded when it was written")
-    return problems
+        else:
+            whole[name] = path
+    found = facts_of(list(whole.values()), threads) if thorough else {}
+    damaged = [name for name, path in whole.items() if path in found and found[path] != files[name]]
+    return problems + [
+        f"{name} is damaged: its checksum is not the one that was recorded when it was written" for name in damaged
+    ]
 
 
 def _text(body: Any) -> bytes:

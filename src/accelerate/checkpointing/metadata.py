@@ -12,9 +12,10 @@ import io
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,10 +28,11 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from accelerate.base.messages import message
-from accelerate.checkpointing.durable import fill
 from accelerate.checkpointing.objects import load_object
+from accelerate.checkpointing.reading import fill_from
 
 METADATA = ".metadata"
+HEAD = 1024  #: bytes at the beginning of a tensor that are read to see how it lies there
 
 #: Modules whose classes a `.metadata` file is made of.
 DCP_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
@@ -76,11 +78,14 @@ class SafeReader(FileSystemReader):
 
     Args:
         path: the folder.
+        threads: how many of them read from its files.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], threads: int = 1) -> None:
         super().__init__(path)
+        self.threads = threads
         self._metadata: Metadata | None = None
+        self._layouts: dict[int, list[tuple[bytes, torch.Tensor]]] = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return what the folder says of itself.
@@ -95,43 +100,84 @@ class SafeReader(FileSystemReader):
             self._metadata.storage_meta.load_id = self.load_id
         return self._metadata
 
+    @torch.no_grad()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what a plan asks for; what doesn't lie in the file as it does in its target is left to torch."""
         files: dict[str, Any] = {}
+        left, found = list[ReadItem](), list[_Read]()
         with ExitStack() as stack:
-
-            def opened(path: str) -> Any:
+            for item in plan.items:
+                path = self.storage_data[item.storage_index].relative_path
                 if path not in files:
-                    files[path] = stack.enter_context(open(Path(self.path, path), "rb"))
-                return files[path]
-
-            left = [item for item in plan.items if not self._read_in_place(item, planner, opened)]
+                    files[path] = stack.enter_context(open(Path(self.path, path), "rb", buffering=0))
+                in_place = self._in_place(item, planner, files[path])
+                if in_place is None:
+                    left.append(item)
+                else:
+                    found.append(in_place)
+            if self.threads > 1:
+                with ThreadPoolExecutor(self.threads) as pool:
+                    list(pool.map(_Read.run, found))
+            else:
+                for each in found:
+                    each.run()
+        for each in found:
+            planner.commit_tensor(each.item, each.target)
         return super().read_data(replace(plan, items=left), planner)
 
-    @torch.no_grad()
-    def _read_in_place(self, item: ReadItem, planner: LoadPlanner, opened: Callable[[str], Any]) -> bool:
-        """Read one tensor into its target, if its values lie there in one piece as they do in the file."""
+    def _in_place(self, item: ReadItem, planner: LoadPlanner, file: Any) -> _Read | None:
+        """Return how one tensor is read into its target, if its values lie there as they do in the file."""
         info = self.storage_data[item.storage_index]
         if item.type == LoadItemType.BYTE_IO or getattr(info, "transform_descriptors", None):
-            return False
-        file = opened(info.relative_path)
-        whole = torch.load(self._slice_file(file, info), map_location="meta", weights_only=True)
+            return None
+        whole = self._layout(file, info)
         begin = getattr(whole.untyped_storage(), "_checkpoint_offset", None)
         part = whole
         for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
             part = part.narrow(dim, start, length)
         target = planner.resolve_tensor(item).detach()
         if begin is None or not _is_copy_of_bytes(part, target):
-            return False
-        if target.numel():
-            file.seek(info.offset + begin + part.storage_offset() * part.element_size())
-            values = memoryview(cast(Any, target.view(-1).view(torch.uint8).numpy()))
-            if fill(file, values) < len(values):
-                raise EOFError(
-                    f"{self.path / info.relative_path} ends before the values of {item.storage_index.fqn} do"
-                )
-        planner.commit_tensor(item, target)
-        return True
+            return None
+        return _Read(item, file, info.offset + begin + part.storage_offset() * part.element_size(), target)
+
+    def _layout(self, file: Any, info: Any) -> torch.Tensor:
+        """Return the tensor that lies at a place in a file, without its values.
+
+        Most tensors are described in the same words, which are looked up instead of being read anew.
+        """
+        file.seek(info.offset)
+        head = file.read(min(HEAD, info.length))
+        known = self._layouts.setdefault(info.length, [])
+        for words, whole in known:
+            if head.startswith(words):
+                return whole
+        whole = torch.load(self._slice_file(file, info), map_location="meta", weights_only=True)
+        begin = getattr(whole.untyped_storage(), "_checkpoint_offset", None)
+        if begin is not None and begin <= len(head):
+            known.append((head[:begin], whole))
+        return whole
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A tensor whose values lie in one piece in a file and in memory."""
+
+    item: ReadItem
+    file: Any
+    begin: int
+    target: torch.Tensor
+
+    def run(self) -> None:
+        """Read the values, perhaps on a thread of its own.
+
+        Raises:
+            EOFError: the file ends before they do.
+        """
+        if self.target.numel() == 0:
+            return
+        values = memoryview(cast(Any, self.target.view(-1).view(torch.uint8).numpy()))
+        if fill_from(self.file, self.begin, values) < len(values):
+            raise EOFError(f"{self.file.name} ends before the values of {self.item.storage_index.fqn} do")
 
 
 def _is_copy_of_bytes(part: torch.Tensor, target: torch.Tensor) -> bool:

@@ -30,7 +30,13 @@ from accelerate.checkpointing.objects import (
     without_shared_tensors,
     write_object,
 )
-from accelerate.checkpointing.optimizer_states import by_number, names_of_groups, unknown_names
+from accelerate.checkpointing.optimizer_states import (
+    by_number,
+    flat_names,
+    names_of_groups,
+    parameters_of,
+    unknown_names,
+)
 from accelerate.checkpointing.source import Source
 from accelerate.checkpointing.tensors import read_specs, write_tensors
 from accelerate.comm.collectives import Collectives
@@ -180,16 +186,34 @@ class OptimizerRecord(ObjectRecord):
 
     def _unreadable(self, source: Source, name: str) -> list[str]:
         """Return why the state can't be read, a line or none."""
-        return unreadable(source, name)
+        if source.has_file(name) or not source.has(name):
+            return unreadable(source, name)
+        try:
+            self._saved(source, name)
+        except Exception as error:  # whatever it is goes into the report, with everything else that is wrong
+            return [f"{name} can't be read: {error}"]
+        return []
 
     def _saved(self, source: Source, name: str) -> Mapping[str, Any]:
-        """Return the saved state, of parameters by number or by name."""
-        return {"state": {}, **source.object(name)}  # a folder of shards lists no empty state
+        """Return the saved state, of parameters by number or by name; out of a folder of shards without values."""
+        return {"state": {}, **(source.object(name) if source.has_file(name) else source.outline(name))}
 
     def restore(self, source: Source) -> None:
         name = self.file(source)
         assert name is not None
-        self.owner.load_state_dict(source.owned(by_number(self._saved(source, name), self.names)))
+        if source.has_file(name):
+            saved = source.owned(by_number(self._saved(source, name), self.names))
+        else:
+            saved = self._read(source, name)
+        self.owner.load_state_dict(saved)
+
+    def _read(self, source: Source, name: str) -> dict[str, Any]:
+        """Return the state in a folder of shards, of which this rank reads its own."""
+        from accelerate.checkpointing.sharded import into_optimizer  # only who reads such a folder pays for it
+
+        parameters = dict(zip(flat_names(self.names), parameters_of(self.owner), strict=True))
+        read = source.shards(name).read(into_optimizer(self.owner, parameters))["optimizer"]
+        return by_number({"state": {}, **read}, self.names)
 
     def _check_names(self, source: Source) -> list[str]:
         recorded = source.manifest.parameters if source.manifest is not None else []
@@ -300,7 +324,7 @@ class ModelRecord(Record):
         name = self.file(source)
         assert name is not None
         assert self.load is not None
-        state = dict(source.tensors(name))
+        state = dict(self._values(source, name))
         for names in groups_of_names(_tensors(self.weights)):
             kept = next((each for each in names if each in state), None)
             if kept is not None:
@@ -309,6 +333,15 @@ class ModelRecord(Record):
             del state[each]
         kwargs = {"strict": source.strict, **source.model_kwargs}
         self.load(source.owned(state) if kwargs.get("assign") else state, **kwargs)
+
+    def _values(self, source: Source, name: str) -> Mapping[str, Any]:
+        """Return what was saved: mapped from a file, or read out of a folder of shards into the tensors there are."""
+        if source.has_file(name):
+            return source.tensors(name)
+        from accelerate.checkpointing.sharded import into_model  # only who reads such a folder pays for it
+
+        values: Mapping[str, Any] = source.shards(name).read(into_model(self.weights)).get("model", {})
+        return values
 
 
 def model_records(

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.checkpointing.agreement import decided, gathered, together
-from accelerate.checkpointing.durable import FileFact, fact_of, flush_file, flush_folder, remove_folder
+from accelerate.checkpointing.durable import FileFact, flush_file, flush_folder, remove_folder
 from accelerate.checkpointing.folder import clear_leftovers, commit, rotate, unfinished
 from accelerate.checkpointing.layout import MANIFEST
 from accelerate.checkpointing.manifest import Manifest, now
+from accelerate.checkpointing.reading import fact_of
 from accelerate.checkpointing.records import Record
 from accelerate.cluster.topology import Topology
 from accelerate.comm.collectives import Collectives

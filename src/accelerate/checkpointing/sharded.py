@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from accelerate.checkpointing.durable import FileFact, Sink, flush_folder
 from accelerate.checkpointing.metadata import SafePlanner, SafeReader, paths_in
@@ -25,6 +27,9 @@ from accelerate.checkpointing.objects import without_crc32
 from accelerate.comm.collectives import Collectives
 
 Key: TypeAlias = tuple[Any, ...]
+#: Is asked about each path with the size and dtype of its tensor (None: it is no tensor). Returns the tensor to read
+#: into (a DTensor takes its shards only), `UNWANTED`, or anything else for what is no tensor.
+Chooser: TypeAlias = Callable[[Key, TensorStorageMetadata | None], Any]
 
 
 def write_shards(folder: Path, state: Mapping[str, Any], collectives: Collectives) -> dict[str, FileFact]:
@@ -72,54 +77,59 @@ class ShardSink(Sink):
         """Do nothing: whoever opened it finishes it."""
 
 
-def read_metadata(folder: Path) -> Metadata:
-    """Return what a folder of shards says of itself."""
-    return SafeReader(folder).read_metadata()
-
-
-def shapes_in(folder: Path, top: str) -> dict[str, tuple[int, ...] | None]:
-    """Return the shapes of the tensors below `top`, by name; None for what is no tensor."""
-    metadata = read_metadata(folder)
-    found = {key: path for key, path in paths_in(metadata).items() if path[0] == top}
-    return {".".join(map(str, path[1:])): _shape(metadata, key) for key, path in found.items()}
-
-
-def _shape(metadata: Metadata, key: str) -> tuple[int, ...] | None:
-    entry = metadata.state_dict_metadata[key]
-    return tuple(entry.size) if isinstance(entry, TensorStorageMetadata) else None
-
-
-def read_shards(folder: Path, choose: Callable[[Key, Any], Any]) -> dict[Any, Any]:
-    """Return nested data that a folder holds.
+class Shards:
+    """A folder of shards that is being read; what it says of itself is read once.
 
     Args:
         folder: the folder.
-        choose: is asked about each path with the size and dtype of its tensor (a `TensorStorageMetadata`, or None for
-            what is no tensor). Returns the tensor to read into (a DTensor takes its shards only), `UNWANTED`, or
-            anything else for what is no tensor.
+        threads: how many of them read.
     """
-    reader = SafeReader(folder)
-    metadata = reader.read_metadata()
-    paths, wanted = paths_in(metadata), {}
-    for key, entry in metadata.state_dict_metadata.items():
-        target = choose(paths[key], entry if isinstance(entry, TensorStorageMetadata) else None)
-        if target is not UNWANTED:
-            wanted[key] = target
-    with _alone():
-        dcp.load(wanted, storage_reader=reader, planner=SafePlanner(), no_dist=True)
-    return nested((paths[key], value) for key, value in wanted.items())
+
+    def __init__(self, folder: Path, threads: int = 1) -> None:
+        self._reader = SafeReader(folder, threads)
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        """What the folder says of itself."""
+        return self._reader.read_metadata()
+
+    @cached_property
+    def paths(self) -> dict[str, Key]:
+        """The path of every key in the nested state that was saved."""
+        return paths_in(self.metadata)
+
+    def shapes(self, top: str) -> dict[str, tuple[int, ...] | None]:
+        """Return the shapes of the tensors below `top`, by name; None for what is no tensor."""
+        entries = {path: self._entry(key) for key, path in self.paths.items() if path[0] == top}
+        return {name_of(path): None if entry is None else tuple(entry.size) for path, entry in entries.items()}
+
+    def outline(self, top: str, read: Callable[[Key], bool]) -> dict[Any, Any]:
+        """Return what lies below `top`, tensors without values; what is no tensor only where `read` says so."""
+        found = [(path[1:], empty(self._entry(key), "meta")) for key, path in self.paths.items() if path[0] == top]
+        values = self.read(lambda path, entry: None if entry is None and read(path[1:]) else UNWANTED)
+        return {**nested(found), **values.get(top, {})}
+
+    def read(self, choose: Chooser) -> dict[Any, Any]:
+        """Return nested data that the folder holds, as far as `choose` wants it."""
+        chosen = {key: choose(path, self._entry(key)) for key, path in self.paths.items()}
+        wanted = {key: target for key, target in chosen.items() if target is not UNWANTED}
+        with _alone():
+            dcp.load(wanted, storage_reader=self._reader, planner=SafePlanner(), no_dist=True)
+        return nested((self.paths[key], value) for key, value in wanted.items())
+
+    def _entry(self, key: str) -> TensorStorageMetadata | None:
+        entry = self.metadata.state_dict_metadata[key]
+        return entry if isinstance(entry, TensorStorageMetadata) else None
 
 
-def outline(folder: Path, top: str, read: Callable[[Key], bool]) -> dict[Any, Any]:
-    """Return what a folder holds below `top`, tensors without values; what is no tensor only where `read` says so."""
-    metadata = read_metadata(folder)
-    found = [
-        (path[1:], empty(entry, "meta") if isinstance(entry, TensorStorageMetadata) else None)
-        for path, entry in ((path, metadata.state_dict_metadata[key]) for key, path in paths_in(metadata).items())
-        if path[0] == top
-    ]
-    values = read_shards(folder, lambda path, entry: None if entry is None and read(path[1:]) else UNWANTED)
-    return {**nested(found), **values.get(top, {})}
+def read_shards(folder: Path, choose: Chooser) -> dict[Any, Any]:
+    """Return nested data that a folder holds, as far as `choose` wants it."""
+    return Shards(folder).read(choose)
+
+
+def name_of(path: Key) -> str:
+    """Return the name that a tensor of a model has, out of its path."""
+    return ".".join(map(str, path[1:]))
 
 
 @contextmanager
@@ -130,13 +140,52 @@ def _alone() -> Iterator[None]:
         yield
 
 
-#: What the chooser of `read_shards` returns for what is left unread.
+#: What a chooser returns for what is left unread.
 UNWANTED: Any = object()
 
 
-def read_whole(folder: Path) -> dict[Any, Any]:
-    """Return everything that a folder holds, in host memory."""
-    return read_shards(folder, lambda path, entry: empty(entry))
+def into_model(weights: Mapping[str, Any]) -> Chooser:
+    """Return what has the values of a model read into `weights`, its state, where they fit; and nothing beyond it."""
+
+    def choose(path: Key, entry: TensorStorageMetadata | None) -> Any:
+        if name_of(path) not in weights:
+            return UNWANTED
+        own = weights[name_of(path)]
+        fits = entry is not None and isinstance(own, torch.Tensor) and own.shape == entry.size and not own.is_meta
+        return own if fits else empty(entry)
+
+    return choose
+
+
+def into_optimizer(optimizer: Any, parameters: Mapping[str, torch.Tensor]) -> Chooser:
+    """Return what has the states of `parameters`, by name, read into memory laid out as they are.
+
+    What the optimizer has for them already is used again, which costs nothing.
+    """
+
+    def choose(path: Key, entry: TensorStorageMetadata | None) -> Any:
+        if path[1] != "state":
+            return None
+        parameter = parameters.get(path[2])
+        if parameter is None:
+            return UNWANTED
+        if entry is None or entry.size != parameter.shape:
+            return empty(entry)
+        own = optimizer.state.get(parameter, {}).get(path[3])
+        if is_laid_out_as(own, parameter, entry.properties.dtype):
+            return own
+        return torch.empty_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
+
+    return choose
+
+
+def is_laid_out_as(value: Any, parameter: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a state is a tensor of `dtype` that is sharded as its parameter is."""
+    if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (parameter.shape, dtype):
+        return False
+    if isinstance(value, DTensor) and isinstance(parameter, DTensor):
+        return (value.device_mesh, value.placements) == (parameter.device_mesh, parameter.placements)
+    return type(value) is torch.Tensor and not isinstance(parameter, DTensor) and value.device == parameter.device
 
 
 def empty(entry: TensorStorageMetadata | None, device: torch.device | str = "cpu") -> torch.Tensor | None:

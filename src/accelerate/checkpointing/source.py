@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
+import weakref
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from accelerate.checkpointing.layout import names_of
 from accelerate.checkpointing.manifest import Manifest
 from accelerate.checkpointing.objects import load_object
+from accelerate.checkpointing.reading import copy_ahead
 from accelerate.checkpointing.tensors import map_tensors_of
-from accelerate.comm.tree import map_tensors
+from accelerate.comm.tree import leaves, map_tensors
+
+if TYPE_CHECKING:
+    from accelerate.checkpointing.sharded import Shards
 
 #: File systems of the machine itself, where a mapped file stays readable after it was deleted.
 LOCAL_FILE_SYSTEMS = {"apfs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
+ESCAPED = re.compile(r"\\([0-7]{3})")  #: how Linux writes a space in the name of a folder
 
 
 class CheckpointError(RuntimeError):
@@ -33,6 +40,7 @@ class Source:
         load_kwargs: arguments of `torch.load` for what was written with `torch.save`.
         model_kwargs: arguments of `load_state_dict` of models.
         strict: whether everything has to be restored.
+        threads: how many of them read.
     """
 
     def __init__(
@@ -42,15 +50,19 @@ class Source:
         load_kwargs: Mapping[str, Any] | None = None,
         model_kwargs: Mapping[str, Any] | None = None,
         strict: bool = True,
+        threads: int = 1,
     ) -> None:
         self.folder = folder
         self.manifest = manifest
         self.load_kwargs = dict(load_kwargs or {})
         self.model_kwargs = dict(model_kwargs or {})
         self.strict = strict
+        self.threads = threads
         self._opened: dict[str, Any] = {}
+        self._shards: dict[str, Shards] = {}
         self._shapes: dict[str, dict[str, tuple[int, ...] | None]] = {}
         self._outlines: dict[str, dict[Any, Any]] = {}
+        self._mapped: list[weakref.ref[torch.Tensor]] = []
 
     @property
     def world_size(self) -> int:
@@ -67,8 +79,6 @@ class Source:
 
     def object(self, name: str) -> Any:
         """Return what was written with `torch.save`; opened once, its tensors mapped rather than read."""
-        if name not in self._opened and not self.has_file(name):
-            self._opened[name] = self._whole(name)
         if name not in self._opened:
             self._opened[name] = load_object(
                 self.folder / name, map_location="cpu", **{"mmap": True, **self.load_kwargs}
@@ -83,36 +93,43 @@ class Source:
             self._opened[name] = map_tensors_of(self.folder / name)
         return self._opened[name]
 
+    def shards(self, name: str) -> Shards:
+        """Return a folder of shards; what it says of itself is read once."""
+        from accelerate.checkpointing.sharded import Shards  # only who reads such a folder pays for it
+
+        if name not in self._shards:
+            self._shards[name] = Shards(self.folder / name, self.threads)
+        return self._shards[name]
+
     def shapes(self, name: str) -> dict[str, tuple[int, ...] | None]:
         """Return the shapes of the tensors in a folder of shards, from its metadata alone; looked up once."""
-        from accelerate.checkpointing.sharded import shapes_in  # only who reads such a folder pays for it
-
         if name not in self._shapes:
-            self._shapes[name] = shapes_in(self.folder / name, "model")
+            self._shapes[name] = self.shards(name).shapes("model")
         return self._shapes[name]
 
     def outline(self, name: str) -> dict[Any, Any]:
         """Return what an optimizer's folder of shards holds, tensors without values; looked up once."""
-        from accelerate.checkpointing.sharded import outline  # only who reads such a folder pays for it
-
         if name not in self._outlines:
-            self._outlines[name] = outline(self.folder / name, "optimizer", lambda path: path[0] == "param_groups")
+            self._outlines[name] = self.shards(name).outline("optimizer", lambda path: path[0] == "param_groups")
         return self._outlines[name]
-
-    def _whole(self, name: str) -> Any:
-        """Return what a folder of shards holds, put together in host memory."""
-        from accelerate.checkpointing.sharded import read_whole  # only who reads such a folder pays for it
-
-        (content,) = read_whole(self.folder / name).values()
-        return content
 
     def owned(self, state: Any) -> Any:
         """Return a state that may outlive the checkpoint.
 
         On a local disk a mapped file stays readable whatever happens to its name, and is copied page by page where it
-        is written to. Over a network it can vanish while it is in use, so there it is copied at once.
+        is written to; :meth:`close` begins with that. Over a network it can vanish while it is in use, so there it is
+        copied at once.
         """
-        return state if is_local(self.folder) else map_tensors(torch.clone, state)
+        if not is_local(self.folder):
+            return map_tensors(torch.clone, state)
+        self._mapped += [weakref.ref(each) for each in leaves(state) if isinstance(each, torch.Tensor)]
+        return state
+
+    def close(self) -> None:
+        """Let go of the files, and have what is still mapped copied beside training, before it is written to."""
+        self._opened.clear()
+        copy_ahead(self._mapped)
+        self._mapped = []
 
 
 def is_local(folder: Path) -> bool:
@@ -124,9 +141,16 @@ def is_local(folder: Path) -> bool:
 
 @cache
 def _mounts() -> list[tuple[str, str]]:
-    import psutil
+    """Return where file systems are mounted, and their kinds."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        import psutil
 
-    return [(partition.mountpoint, partition.fstype.lower()) for partition in psutil.disk_partitions(all=True)]
+        return [(partition.mountpoint, partition.fstype.lower()) for partition in psutil.disk_partitions(all=True)]
+    return [
+        (ESCAPED.sub(lambda found: chr(int(found[1], 8)), place), kind) for _, place, kind, *_ in map(str.split, lines)
+    ]
 
 
 def _below(path: str, mount: str) -> bool:

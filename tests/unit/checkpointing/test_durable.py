@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accelerate.checkpointing import durable
-from accelerate.checkpointing.durable import BLOCK, SEGMENT, Checksum, FileFact, Sink, fact_of
+from accelerate.checkpointing.durable import BLOCK, Checksum, Sink
+from accelerate.checkpointing.reading import fact_of
 
 
 def checksum(data: bytes, *cuts: int) -> str:
@@ -102,28 +103,6 @@ def test_a_sink_never_writes_over_a_file(tmp_path):
     with pytest.raises(FileExistsError):
         Sink(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "old"
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("length", [0, 100, BLOCK, SEGMENT - 1, SEGMENT, 2 * SEGMENT + BLOCK + 7])
-def test_a_file_has_one_checksum_however_it_is_read(tmp_path, length, threads):
-    data = random.Random(length).randbytes(length)
-    (tmp_path / "file").write_bytes(data)
-    assert fact_of(tmp_path / "file", threads) == FileFact(length, checksum(data))
-
-
-def test_a_file_that_comes_in_parts_has_the_same_checksum():
-    class Reluctant:
-        left = b"0123456789"
-
-        def readinto(self, buffer):
-            count = min(3, len(buffer), len(self.left))
-            buffer[:count], self.left = self.left[:count], self.left[count:]
-            return count
-
-    file, buffer = Reluctant(), memoryview(bytearray(8))
-    assert [durable.fill(file, buffer), bytes(buffer)] == [8, b"01234567"]
-    assert durable.fill(file, buffer) == 2
 
 
 def test_flushing_begins_while_more_is_written(tmp_path, monkeypatch):

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from accelerate.checkpointing import folder as folders
-from accelerate.checkpointing.durable import fact_of
 from accelerate.checkpointing.manifest import Manifest
+from accelerate.checkpointing.reading import fact_of
 
 
 def names(root):

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from accelerate.checkpointing.durable import fact_of
 from accelerate.checkpointing.layout import MANIFEST
 from accelerate.checkpointing.manifest import Manifest, problems_of_files, read_manifest
+from accelerate.checkpointing.reading import fact_of
 
 
 @pytest.fixture

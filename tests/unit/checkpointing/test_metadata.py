@@ -42,8 +42,8 @@ def left_to_torch(monkeypatch):
     return names
 
 
-def load(folder, state):
-    dcp.load(state, storage_reader=SafeReader(folder), planner=SafePlanner(), no_dist=True)
+def load(folder, state, threads=1):
+    dcp.load(state, storage_reader=SafeReader(folder, threads), planner=SafePlanner(), no_dist=True)
     return state
 
 
@@ -63,6 +63,17 @@ def test_tensors_are_read_whole(folder, left_to_torch, name, target, by_torch):
 
 def test_what_is_no_tensor_comes_back_as_it_was(folder):
     assert load(folder, {"words": {"a": [0, ""]}}) == {"words": {"a": [1, "b"]}}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tensors_that_are_described_alike_are_understood_once(tmp_path, monkeypatch, threads):
+    saved = {f"{number}": torch.full((1000,), float(number)) for number in range(5)} | {"other": torch.arange(1000)}
+    dcp.save(saved, checkpoint_id=tmp_path / "shards", no_dist=True)
+    understood, theirs = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: understood.append(args) or theirs(*args, **kwargs))
+    found = load(tmp_path / "shards", {name: torch.zeros_like(value) for name, value in saved.items()}, threads)
+    assert all(found[name].equal(value) for name, value in saved.items())
+    assert len(understood) == 2
 
 
 @pytest.mark.parametrize(("dim", "by_torch"), [(0, []), (1, ["plain"])])
@@ -88,6 +99,6 @@ def test_a_part_of_a_tensor_is_read(folder, left_to_torch, dim, by_torch):
 
 
 def test_a_file_that_ends_early_is_an_error(folder, monkeypatch):
-    monkeypatch.setattr("accelerate.checkpointing.metadata.fill", lambda file, values: 0)
+    monkeypatch.setattr("accelerate.checkpointing.metadata.fill_from", lambda file, begin, values: 0)
     with pytest.raises(BaseException, match="ends before the values of plain do"):
         load(folder, {"plain": torch.zeros(3, 4)})

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from accelerate.checkpointing import load_custom_state
-from accelerate.checkpointing.durable import fact_of
 from accelerate.checkpointing.layout import MANIFEST
 from accelerate.checkpointing.manifest import read_manifest
+from accelerate.checkpointing.reading import fact_of
 from accelerate.checkpointing.source import CheckpointError
 
 EXECUTED = "executed"

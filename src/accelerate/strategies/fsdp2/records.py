@@ -17,9 +17,9 @@ from accelerate.base.constants import FSDP_MODEL_NAME, OPTIMIZER_NAME
 from accelerate.checkpointing.durable import FileFact
 from accelerate.checkpointing.layout import full_model_name, optimizer_name
 from accelerate.checkpointing.metadata import is_sharded_folder
-from accelerate.checkpointing.optimizer_states import by_name, by_number, flat_names, parameters_of
+from accelerate.checkpointing.optimizer_states import by_name, by_number, parameters_of
 from accelerate.checkpointing.records import ModelRecord, OptimizerRecord
-from accelerate.checkpointing.sharded import UNWANTED, empty, read_shards, write_shards
+from accelerate.checkpointing.sharded import UNWANTED, name_of, write_shards
 from accelerate.checkpointing.source import Source
 from accelerate.checkpointing.tensors import like, local_of
 from accelerate.comm.collectives import Collectives
@@ -50,7 +50,7 @@ class ShardedModelRecord(ModelRecord):
             return
         misshapen = set(self._misshapen(source.shapes(name)))
         fitting = {key: value for key, value in self.weights.items() if key not in misshapen}
-        read_shards(source.folder / name, lambda path, entry: fitting.get(".".join(map(str, path[1:])), UNWANTED))
+        source.shards(name).read(lambda path, entry: fitting.get(name_of(path), UNWANTED))
 
 
 class WholeModelRecord(ShardedModelRecord):
@@ -95,28 +95,14 @@ class ShardedOptimizerRecord(OptimizerRecord):
     def save(self, folder: Path, state: Any, collectives: Collectives) -> dict[str, FileFact]:
         return write_shards(folder / self.name, {"optimizer": state}, collectives)
 
-    def _unreadable(self, source: Source, name: str) -> list[str]:
-        if source.has_file(name) or not source.has(name):
-            return super()._unreadable(source, name)
-        try:
-            self._saved(source, name)
-        except Exception as error:  # whatever it is goes into the report, with everything else that is wrong
-            return [f"{name} can't be read: {error}"]
-        return []
-
-    def _saved(self, source: Source, name: str) -> Mapping[str, Any]:
-        if source.has_file(name):
-            return super()._saved(source, name)
-        return {"state": {}, **source.outline(name)}
-
     def restore(self, source: Source) -> None:
         name = self.file(source)
         assert name is not None
-        if is_sharded_folder(source.folder / name):
-            saved = self._read(source.folder / name)
-        else:
-            saved = by_number(source.object(name), self.names)
-            saved["state"] = {number: self._shares(number, each) for number, each in saved["state"].items()}
+        if not source.has_file(name):
+            super().restore(source)
+            return
+        saved = by_number(source.object(name), self.names)
+        saved["state"] = {number: self._shares(number, each) for number, each in saved["state"].items()}
         self.owner.load_state_dict(source.owned(saved))
 
     def take_shards(self, saved: Mapping[str, Any]) -> None:
@@ -130,25 +116,6 @@ class ShardedOptimizerRecord(OptimizerRecord):
                     each[key] = like(value.to(own.device), parameter)
         self.owner.load_state_dict(state)
 
-    def _read(self, folder: Path) -> dict[str, Any]:
-        """Return the state in a folder of shards, of which this rank reads its own."""
-        parameters = dict(zip(flat_names(self.names), parameters_of(self.owner), strict=True))
-
-        def choose(path: tuple[Any, ...], entry: Any) -> Any:
-            if path[1] != "state":
-                return None
-            parameter = parameters.get(path[2])
-            if parameter is None:
-                return UNWANTED
-            if entry is None or tuple(entry.size) != tuple(parameter.shape):
-                return empty(entry)
-            own = self.owner.state.get(parameter, {}).get(path[3])
-            if is_laid_out_as(own, parameter, entry.properties.dtype):  # memory that is there costs nothing
-                return own
-            return torch.empty_like(parameter, dtype=entry.properties.dtype, requires_grad=False)
-
-        return by_number({"state": {}, **read_shards(folder, choose)["optimizer"]}, self.names)
-
     def _shares(self, number: int, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return this rank's part of what was saved whole for a parameter."""
         parameter = parameters_of(self.owner)[number]
@@ -161,15 +128,6 @@ class ShardedOptimizerRecord(OptimizerRecord):
             else value
             for key, value in state.items()
         }
-
-
-def is_laid_out_as(value: Any, parameter: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether a state is a tensor of `dtype` that is sharded as its parameter is."""
-    if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (parameter.shape, dtype):
-        return False
-    if isinstance(value, DTensor) and isinstance(parameter, DTensor):
-        return (value.device_mesh, value.placements) == (parameter.device_mesh, parameter.placements)
-    return type(value) is torch.Tensor and not isinstance(parameter, DTensor) and value.device == parameter.device
 
 
 class WholeOptimizerRecord(ShardedOptimizerRecord):
