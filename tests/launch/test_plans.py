@@ -159,6 +159,32 @@ ROWS = {
         "rdzv_backend: c10d, same_network: true, enable_cpu_affinity: true}",
         hardware=FOUR_GPUS,
     ),
+    "the host of a c10d rendezvous": Row(
+        "--cpu --num_machines 2 --machine_rank 0 --num_processes 4 --main_process_ip host0 --rdzv_backend c10d SCRIPT",
+        f"{RUN} 2 --nnodes 2 --rdzv_backend c10d --rdzv_endpoint host0:29500 --rdzv_conf is_host=1 SCRIPT",
+        {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "4"},
+    ),
+    "a guest of a c10d rendezvous, with more settings": Row(
+        "--cpu --num_machines 2 --machine_rank 1 --num_processes 4 --main_process_ip host0 --rdzv_conf join_timeout=9 "
+        "SCRIPT",
+        f"{RUN} 2 --nnodes 2 --rdzv_backend c10d --rdzv_endpoint host0:29500 --rdzv_conf is_host=0,join_timeout=9 "
+        "SCRIPT",
+        {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "4"},
+        config="{distributed_type: MULTI_CPU, num_machines: 2, machine_rank: 0, rdzv_backend: c10d}",
+    ),
+    "who is the host is said already": Row(
+        "--cpu --num_machines 2 --machine_rank 1 --num_processes 4 --main_process_ip host0 --rdzv_conf is_host=1 "
+        "--rdzv_backend c10d SCRIPT",
+        f"{RUN} 2 --nnodes 2 --rdzv_backend c10d --rdzv_endpoint host0:29500 --rdzv_conf is_host=1 SCRIPT",
+        {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "4"},
+    ),
+    "a rank of 0 in a file that may be on every machine": Row(
+        "SCRIPT",
+        f"{RUN} 2 --nnodes 2 --rdzv_backend c10d --rdzv_endpoint host0:29500 SCRIPT",
+        {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "4"},
+        config="{distributed_type: MULTI_CPU, num_processes: 4, num_machines: 2, machine_rank: 0, "
+        "main_process_ip: host0, rdzv_backend: c10d}",
+    ),
     "compilation, by flag and config": Row(
         "--dynamo_mode max-autotune SCRIPT",
         "SCRIPT",

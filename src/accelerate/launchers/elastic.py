@@ -15,8 +15,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -25,12 +26,20 @@ from accelerate.base.messages import message
 from accelerate.base.ports import is_port_in_use, who_holds
 from accelerate.launchers.alone import USER_SIGNALS, signals_handled
 from accelerate.launchers.console import say, say_failure, who
+from accelerate.launchers.meeting import limit_of, meet, own_address, wait_for_main
 from accelerate.launchers.plan import LaunchPlan
+from accelerate.launchers.rounds import Ended, Rounds
 from accelerate.launchers.run_folder import RunFolder
 from accelerate.launchers.torchrun import LOCALHOST, TORCHRUN
-from accelerate.launchers.watch import FAILURE_GRACE, INTERRUPT_GRACE, Watch
+from accelerate.launchers.watch import FAILURE_GRACE, INTERRUPT_GRACE, Ending, Watch
 from accelerate.launchers.watchdog import watchdog
 
+#: Makes c10d open a store for each attempt; in one that is shared, processes find the addresses of those before.
+NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+#: Seconds in which other machines hear that the main one has ended, and why, before its store is gone.
+FAREWELL = 0.5
+#: How often torch may close a group of processes that have ended, and the seconds in between.
+CLOSINGS, PAUSE = 100, 0.05
 TORCH_LOGGERS = ("torch.distributed.elastic", "torch.distributed.run")
 
 
@@ -39,11 +48,13 @@ def run(plan: LaunchPlan) -> int:
 
     Raises:
         ValueError: the port that was asked for is taken.
+        RuntimeError: the machines of the run don't meet.
         KeyboardInterrupt: Ctrl-C ended them.
     """
     if plan.hosts_meeting_point and plan.port:
         check_port(plan.port)
-    with RunFolder() as folder, patch_environment(**plan.env, **folder.env), signals_handled(None):
+    own_store = {NOT_SHARED: "1"} if plan.num_machines > 1 else {}
+    with RunFolder() as folder, patch_environment(**plan.env, **folder.env, **own_store), signals_handled(None):
         with watchdog(plan, folder):
             return _run(plan, folder)
 
@@ -87,19 +98,35 @@ def _run(plan: LaunchPlan, folder: RunFolder) -> int:
         arguments.log_dir = str(folder.path)  # torch makes a folder either way, and leaves its own behind
     with quiet_torch():
         config, entrypoint, words = torchrun.config_from_args(arguments)
-        agent = _agent(plan, folder, _spec(config, entrypoint, words, standalone), config)
+        wait_for_main(plan, config.rdzv_configs)
+        if plan.num_machines > 1 and config.rdzv_backend != "static":
+            config.local_addr = own_address(plan)
+        agent = meet(plan, lambda: _agent(plan, folder, _spec(config, entrypoint, words, standalone), config))
         hand_on_user_signals(agent)
         try:
-            result = agent.run()
+            result = meet(plan, agent.run)
         except SignalException as stopped:
             if stopped.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
             return 128 + stopped.sigval
-    failure = agent.watch.root() if result is not None and result.is_failed() else None
-    if failure is None:
-        return 0
+        except Ended as other:
+            say(f"{other}; the processes of this machine were stopped")
+            return other.code
+        failure = agent.watch.root() if result is not None and result.is_failed() else None
+        if failure is None:
+            return 0
+        _tell_others(plan, agent, failure)
     say_failure(plan, failure)
     return failure.exit_code
+
+
+def _tell_others(plan: LaunchPlan, agent: Any, failure: Ending) -> None:
+    """Tell the other machines which process has failed here, so that they end too."""
+    rendezvous = agent._worker_group.spec.rdzv_handler
+    if isinstance(rendezvous, Rounds):
+        with suppress(RuntimeError):  # the main machine is gone, and they know
+            rendezvous.end(f"{who(plan, failure)} {failure}", failure.exit_code)
+            time.sleep(FAREWELL)
 
 
 def _spec(config: Any, entrypoint: Any, words: list[str], standalone: bool) -> Any:
@@ -126,10 +153,12 @@ def _spec(config: Any, entrypoint: Any, words: list[str], standalone: bool) -> A
     )
 
 
-def _rendezvous(config: Any) -> tuple[Any, str | None, int | None]:
-    """Return how the machines find each other, and the meeting point if it is known already."""
+def _rendezvous(config: Any) -> tuple[Any, None, None]:
+    """Return how the machines find each other; where the processes meet is said by it, each time anew."""
     from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
+    if config.rdzv_backend == "static":
+        return _rounds(config), None, None
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -139,10 +168,17 @@ def _rendezvous(config: Any) -> tuple[Any, str | None, int | None]:
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
-    handler = registry.get_rendezvous_handler(parameters)
-    if config.rdzv_backend != "static":
-        return handler, None, None
-    return handler, *_meeting_point(config)
+    return registry.get_rendezvous_handler(parameters), None, None
+
+
+def _rounds(config: Any) -> Any:
+    """Return the rendezvous of machines whose ranks are known, and which start again together."""
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+    kind = type("Rendezvous", (Rounds, StaticTCPRendezvous), {})
+    settings = config.rdzv_configs
+    limit = int(limit_of(settings))
+    return kind(*_meeting_point(config), int(settings["rank"]), config.max_nodes, config.run_id, limit)
 
 
 def _meeting_point(config: Any) -> tuple[str, int]:
@@ -210,6 +246,7 @@ class Supervised:
     plan: LaunchPlan
     folder: RunFolder
     watch: Watch
+    attempt = 0
     _pcontext: Any
 
     def _start_workers(self, worker_group: Any) -> Any:
@@ -229,11 +266,14 @@ class Supervised:
             self.watch.send_all(number)
 
     def _say_restart(self, spec: Any) -> None:
-        """Say why processes are started again, if they are."""
+        """Say why processes are started again, if they are: one has failed here, or another machine begins again."""
+        attempt, before = spec.max_restarts - self._remaining_restarts, self.attempt  # type: ignore[attr-defined]
+        self.attempt = attempt
         failure = self.watch.root() if hasattr(self, "watch") else None
-        if failure is not None:
-            attempt = spec.max_restarts - self._remaining_restarts  # type: ignore[attr-defined]
+        if failure is not None and attempt > before:
             say(f"{who(self.plan, failure)} {failure}; starting all again (restart {attempt} of {spec.max_restarts})")
+        elif hasattr(self, "watch"):
+            say("another machine begins again, and so does this one")
 
 
 def _closing(close: Any, watch: Watch) -> Any:
@@ -242,7 +282,12 @@ def _closing(close: Any, watch: Watch) -> Any:
     def closing(death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
         grace = {None: FAILURE_GRACE, signal.SIGINT: INTERRUPT_GRACE}.get(death_sig, float(timeout))
         watch.stop(death_sig, grace)
-        close(death_sig)
+        for _ in range(CLOSINGS):
+            # torch asks whether a process is gone before it signals it; our thread that waits for it can be in the way
+            with suppress(ProcessLookupError):
+                close(death_sig)
+                return
+            time.sleep(PAUSE)
 
     return closing
 

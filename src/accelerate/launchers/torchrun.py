@@ -21,7 +21,7 @@ TORCHRUN = ("-m", "torch.distributed.run")
 #: Settings that only torchrun can honour, also for a single process.
 ITS_OWN = ("max_restarts", "log_dir", "tee", "rdzv_backend")
 #: Settings handed to torchrun as they are, under the same names, when they were given.
-HANDED_ON = ("rdzv_conf", "max_restarts", "monitor_interval", "log_dir", "tee", "role")
+HANDED_ON = ("max_restarts", "monitor_interval", "log_dir", "tee", "role")
 NO_TPU = "the run isn't one on TPUs"
 
 
@@ -70,6 +70,8 @@ def meeting_point(config: LaunchSettings) -> tuple[str, int | None]:
 def _arguments(config: LaunchSettings, address: str, port: int | None) -> list[str]:
     """Return the arguments of torchrun itself."""
     arguments = ["--nproc_per_node", str(config.processes_here), *_rendezvous(config, address, port)]
+    conf = _rendezvous_settings(config)
+    arguments += ["--rdzv_conf", conf] if conf else []
     for dest in HANDED_ON:
         if dest in config.found:
             arguments += [f"--{dest}", str(config.get(dest))]
@@ -86,3 +88,18 @@ def _rendezvous(config: LaunchSettings, address: str, port: int | None) -> list[
         rank = str(config.get("machine_rank"))
         return [*machines, "--node_rank", rank, "--master_addr", address, "--master_port", str(port)]
     return [*machines, "--rdzv_backend", backend, "--rdzv_endpoint", f"{address}:{port or 0}"]
+
+
+def _rendezvous_settings(config: LaunchSettings) -> str:
+    """Return further settings of the rendezvous: those that were given, and which machine is its host.
+
+    By itself, c10d takes the machine for the host whose name or address is the meeting point, which fails where names
+    aren't those of the network. A rank of 0 in a config file says little: the same file may lie on every machine.
+    """
+    said = str(config.get("rdzv_conf"))
+    rank = config.found.get("machine_rank")
+    if config.get("rdzv_backend") != "c10d" or config.num_machines == 1 or rank is None or "is_host=" in said:
+        return said
+    if rank.value == 0 and rank.source == "file":
+        return said
+    return ",".join([f"is_host={int(rank.value == 0)}", *([said] if said else [])])
