@@ -24,7 +24,7 @@ def doctor_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     facts = {
         "description": DESCRIPTION,
         "epilog": EPILOG,
-        "usage": "accelerate doctor [--json] [--folder FOLDER] [options of accelerate launch]",
+        "usage": "accelerate doctor [--json] [--folder FOLDER] [options of launch]",
     }
     if subparsers is not None:
         parser = subparsers.add_parser("doctor", help=DESCRIPTION, **facts)

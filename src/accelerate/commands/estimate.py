@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from accelerate.commands import estimate_parallel
 from accelerate.commands.utils import CustomArgumentParser, run_command
 
 #: Columns inside a box on a terminal of 80.
@@ -36,10 +37,19 @@ def estimate_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     else:
         parser = CustomArgumentParser("accelerate estimate-memory", description=DESCRIPTION)
     parser.add_argument(
-        "model_name", help="A folder with a checkpoint, a config.json, a safetensors file or index, or a hub id."
+        "model_name",
+        help="A folder with a checkpoint, a config.json, a safetensors file or index, a hub id, or a shape: llama-7b, "
+        "llama-70b, llama-405b.",
     )
     parser.add_argument("--library_name", choices=LIBRARIES, help="The library that builds a model of the hub.")
-    parser.add_argument("--dtypes", nargs="+", default=list(SHOWN), choices=CHOICES, help="The formats to show.")
+    parser.add_argument(
+        "--dtypes",
+        nargs="+",
+        default=list(SHOWN),
+        choices=CHOICES,
+        metavar="DTYPE",
+        help=f"The formats to show, of: {', '.join(CHOICES)}.",
+    )
     parser.add_argument("--trust_remote_code", action="store_true", help="Let code that comes with the model run.")
     parser.add_argument("--batch_size", type=int, default=1, help="How many sequences there are at a time.")
     parser.add_argument(
@@ -50,11 +60,16 @@ def estimate_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--max_memory", help="Also divide each by a plan for these devices, as 0=10GiB,cpu=24GiB.")
     parser.add_argument("--json", action="store_true", help="Print bytes as JSON, for programs.")
+    estimate_parallel.add_arguments(parser)
     return parser
 
 
 def estimate_command(args: argparse.Namespace) -> None:
-    """Print the table, and what each device of a plan takes if one is asked for."""
+    """Print the table, and what each device of a plan takes if one is asked for; or a plan for a mesh."""
+    if estimate_parallel.wants_mesh(args, SHOWN):
+        _check_tokens(args.batch_size, args.sequence_length or 1)
+        estimate_parallel.estimate_mesh(args)
+        return
     source, figures = _figures(args)
     plans = _plans(args, source, figures)
     if args.json:

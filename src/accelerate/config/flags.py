@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accelerate.base.messages import message
-from accelerate.config.kinds import Boolean, Listing
+from accelerate.config.kinds import Boolean, Choice, Listing
 from accelerate.config.option import Option, options
 
 
@@ -108,7 +108,15 @@ def _add_value(group: argparse._ArgumentGroup, declared: Option, spellings: list
         action="append" if repeat else "store",
         type=_reader(declared, item.parse),
         metavar=item.metavar,
-        help=declared.help.replace("%", "%%"),
+        help=help_of(declared).replace("%", "%%"),
+    )
+
+
+def help_of(declared: Option) -> str:
+    """Return what a flag does, with its choices where its placeholder has no room for them."""
+    kind = declared.kind
+    return (
+        f"{declared.help} One of: {kind.allowed}." if isinstance(kind, Choice) and not kind.is_short else declared.help
     )
 
 

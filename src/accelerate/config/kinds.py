@@ -14,6 +14,9 @@ from typing import Any
 from accelerate.base.environ import BOOLEAN_WORDS, FALSE_WORDS, TRUE_WORDS
 from accelerate.base.messages import did_you_mean
 
+#: How many characters the choices of a flag may take in its placeholder.
+FEW_CHOICES = 30
+
 
 class Kind(ABC):
     """How one kind of value is read, written and described."""
@@ -163,7 +166,12 @@ class Choice(Kind):
 
     @property
     def metavar(self) -> str:
-        return f"{{{','.join(self.names)}}}"
+        return f"{{{','.join(self.names)}}}" if self.is_short else "NAME"
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the choices have room behind the flag, in a terminal of 80 columns."""
+        return len(",".join(self.names)) <= FEW_CHOICES
 
     def format(self, value: Any) -> str:
         return next(name for name in self.names if name.lower() == self._word(value))

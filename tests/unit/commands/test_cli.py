@@ -52,6 +52,15 @@ def test_every_command_has_help_and_refuses_unknown_flags(
     assert f"accelerate {command} --help" in said
 
 
+@pytest.mark.parametrize("command", accelerate_cli.COMMANDS)
+def test_help_is_readable_on_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(monkeypatch, command, "--help") == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
 def test_only_the_wanted_command_is_imported() -> None:
     code = (
         "import sys; from accelerate.commands.accelerate_cli import build_parser; build_parser('env')\n"
