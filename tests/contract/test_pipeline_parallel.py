@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from accelerate.strategies.fsdp2.recompute import recompute
+
 from .conftest import world_of
 from .sharded import (
     PLAN,
@@ -52,10 +54,12 @@ def accelerator_for(case: Case, settings: dict[str, Any]) -> Any:
     )
 
 
-def train(case: Case, settings: dict[str, Any], folder: str | None = None) -> dict[str, Any]:
+def train(case: Case, settings: dict[str, Any], folder: str | None = None, recomputed: bool = False) -> dict[str, Any]:
     """Train on this rank; return the whole weights (rank 0), norms, losses, and what a rank holds."""
     accelerator = accelerator_for(case, settings)
     model = build(case, accelerator.process_index)
+    if recomputed:
+        recompute(model.layers)
     optimizer = torch.optim.SGD(groups(model), lr=0.1, momentum=0.9)
     model, optimizer = accelerator.prepare(model, optimizer)
     found: list[float] = []
@@ -88,6 +92,7 @@ def train(case: Case, settings: dict[str, Any], folder: str | None = None) -> di
         "losses": losses,
         "evaluated": evaluated,
         "calls": calls,
+        "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
     }
 
 
@@ -159,6 +164,62 @@ def _loss(weights: dict[str, Any], case: Case) -> float:
     return loss_of(model, batches(1, 8)[0]).item()
 
 
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_activations_are_computed_again(pair, recomputed):
+    """Four micro-batches, once to learn of shapes, and in the backward pass again."""
+    case = Case(mesh=ALONE, clip=0.1, updates=1)
+    outcomes, expected = pair.run(train, case, {}, recomputed=recomputed), reference_case(case)
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(outcomes[0]["weights"][name], weight, atol=1e-5, rtol=0)
+    calls = [count for outcome in outcomes for count in outcome["calls"].values()]
+    assert len(calls) == 3
+    assert all((count > 7) == recomputed for count in calls), calls
+
+
+@pytest.mark.parametrize("regional", [False, True])
+def test_parts_are_compiled(pair, regional):
+    from accelerate.utils import TorchDynamoPlugin
+
+    plugin = TorchDynamoPlugin(backend="aot_eager", use_regional_compilation=regional)
+    case = Case(mesh=ALONE, clip=0.1, options={"dynamo_plugin": plugin})
+    outcomes, expected = pair.run(train, case, {}), reference_case(case)
+    assert all(outcome["graphs"] > 0 for outcome in outcomes)
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(outcomes[0]["weights"][name], weight, atol=1e-5, rtol=0)
+
+
+def overflowing(steps: int) -> list[Any]:
+    """Train in fp16; the gradients of one rank overflow in the first step."""
+    accelerator = accelerator_for(Case(mesh=ALONE, precision="fp16"), {})
+    model = build(Case())
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    handle = model.module.head.weight.register_hook(lambda gradient: gradient * float("inf"))
+    found = []
+    for tokens in batches(steps, 8):
+        accelerator.backward(model(tokens[:, :-1], target=tokens[:, 1:]))
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append((optimizer.step_was_skipped, accelerator.scaler.get_scale()))
+        handle.remove()
+    return [*found, accelerator.get_state_dict(model)]
+
+
+def test_fp16_skips_an_update_on_all_ranks(pair):
+    """Weights equal those of fp32 within 2e-3 after four updates."""
+    outcomes = pair.run(overflowing, 5)
+    model = build(Case())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for tokens in batches(5, 8)[1:]:
+        optimizer.zero_grad()
+        loss_of(model, tokens).backward()
+        optimizer.step()
+    for *steps, _ in outcomes:
+        assert [skipped for skipped, _ in steps] == [True, False, False, False, False]
+        assert steps[-1][1] == 2.0**15
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(outcomes[0][-1][name], weight, atol=2e-3, rtol=0)
+
+
 def test_a_checkpoint_is_that_of_one_process(pair, tmp_path):
     case = Case(mesh=ALONE, updates=4, clip=0.1)
     found, expected = pair.run(train, case, {}, str(tmp_path))[0], reference_case(case)
@@ -167,25 +228,92 @@ def test_a_checkpoint_is_that_of_one_process(pair, tmp_path):
         torch.testing.assert_close(found["weights"][name], weight, atol=1e-5, rtol=0)
 
 
-def pretrained() -> dict[str, Any]:
-    """Train a small LLaMA that computes its own loss; return its weights."""
-    accelerator = accelerator_for(Case(mesh=ALONE), {"loss": None})
+def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer with states of several kinds; biases of keys have gradients of noise, which eps quiets."""
+    return torch.optim.AdamW(groups(model), lr=0.01, eps=1e-3)
+
+
+def resumed(case: Case, settings: dict[str, Any], folder: str, begin: int, end: int) -> dict[str, Any]:
+    """Do the updates from `begin` to `end`, from a checkpoint, and write one; return what `save_model` wrote."""
+    from safetensors.torch import load_file
+
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True) if case.mesh is None else accelerator_for(case, settings)
+    model = build(case)
+    model, optimizer = accelerator.prepare(model, adam(model))
+    if begin:
+        accelerator.load_state(f"{folder}/state")
+    for tokens in micro_batches(case, *share_of(accelerator, accelerator.torch_device_mesh))[begin:end]:
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        loss = token_loss(model(inputs), labels) if case.mesh is None else model(inputs, target=labels)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.save_state(f"{folder}/state")
+    accelerator.save_model(model, f"{folder}/model")
+    accelerator.wait_for_everyone()
+    return load_file(f"{folder}/model/model.safetensors")
+
+
+FOUR = {"split_points": [f"layers.{number}" for number in range(3)]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((2, ALONE, {}), (1, None, {})),
+        ((1, None, {}), (2, ALONE, {"schedule": "interleaved"})),
+        ((4, SHARDED, {}), (2, ALONE, {})),
+        ((4, {"pp_size": 4}, FOUR), (2, ALONE, {})),
+        ((2, ALONE, {}), (4, SHARDED, {"schedule": "gpipe"})),
+        ((4, DIVIDED, {}), (4, SHARDED, {})),
+    ],
+    ids=["2 to 1", "1 to 2", "shards to 2", "4 to 2", "2 to shards", "divided to shards"],
+)
+def test_a_run_goes_on_with_other_processes(tmp_path, before, after):
+    """AdamW, so that its states count; the weights are those of a run that was not interrupted."""
+    model = build(Case())
+    optimizer = adam(model)
+    for number, (size, mesh, settings) in enumerate((before, after)):
+        plan = PLAN if mesh is DIVIDED else None
+        case = Case(mesh=mesh, plan=plan, updates=6)
+        outcomes = world_of(size).run(resumed, case, settings, str(tmp_path), 3 * number, 3 * number + 3)
+    for tokens in micro_batches(Case(updates=6), 0, 1):
+        loss_of(model, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for outcome in outcomes:
+        for name, weight in model.state_dict().items():
+            torch.testing.assert_close(outcome[name], weight, atol=1e-5, rtol=0)
+
+
+def pretrained(mesh: dict[str, int], use_cache: bool) -> dict[str, Any]:
+    """Train a small LLaMA that computes its own loss, and is divided as it says; return its weights."""
+    accelerator = accelerator_for(Case(mesh=mesh), {"loss": None})
     model = llama()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for tokens in batches(3, 4):
-        accelerator.backward(model(input_ids=tokens, labels=tokens, use_cache=False).loss)
+    share, shares = share_of(accelerator, accelerator.torch_device_mesh)
+    for tokens in batches(3, 8):
+        mine = tokens.chunk(shares)[share]
+        accelerator.backward(model(input_ids=mine, labels=mine, use_cache=use_cache).loss)
         optimizer.step()
         optimizer.zero_grad()
     return accelerator.get_state_dict(model)
 
 
 @pytest.mark.libraries
-def test_a_model_of_transformers(pair):
+@pytest.mark.parametrize(
+    ("size", "mesh", "use_cache"),
+    [(2, ALONE, False), (2, ALONE, True), (4, SHARDED, False), (4, DIVIDED, False)],
+    ids=["alone", "with a cache", "shards", "divided layers"],
+)
+def test_a_model_of_transformers(size, mesh, use_cache):
     library("transformers")
-    found = pair.run(pretrained)[0]
+    found = world_of(size).run(pretrained, mesh, use_cache)[0]
     model = llama()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for tokens in batches(3, 4):
+    for tokens in batches(3, 8):
         model(input_ids=tokens, labels=tokens).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -212,7 +340,8 @@ def refused(settings: dict[str, Any], size: int, options: dict[str, Any]) -> str
         ({"num_microbatches": 3}, 4, {}, "batches of 3 or 6 samples"),
         ({}, 5, {}, "drop_last=True"),
         ({"loss": None}, 4, {}, "unexpected keyword"),
-        ({}, 4, {"precision": "fp16"}, "mixed_precision 'no' or 'bf16'"),
+        ({"schedule": "interleaved", "num_microbatches": 5}, 5, {}, "change the batch size"),
+        ({"schedule": "zbv_zero_bubble"}, 4, {"options": {"dynamo_backend": "aot_eager"}}, "'interleaved' waits"),
     ],
 )
 def test_what_is_refused(pair, settings, size, options, text):

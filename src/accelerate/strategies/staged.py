@@ -25,6 +25,7 @@ from accelerate.checkpointing.optimizer_states import names_of_groups, parameter
 from accelerate.checkpointing.records import Record, names_by_identity, shortened
 from accelerate.checkpointing.source import Source
 from accelerate.config.enums import DistributedType, DynamoBackend
+from accelerate.config.schedules import SCHEDULES
 from accelerate.strategies import norms
 from accelerate.strategies.axes.elsewhere import is_elsewhere
 from accelerate.strategies.axes.parts import Part
@@ -301,6 +302,7 @@ def _refuse_others(setup: Setup) -> None:
         others.append("FSDP of version 1")
     if setup.ddp_handler is not None and (plugin is not None or layout is None or layout.tp_enabled):
         others.append("DistributedDataParallelKwargs where FSDP or tensor parallel average gradients themselves")
+    _refuse_divided_backward(setup)
     if others:
         raise NotImplementedError(
             message(
@@ -310,3 +312,28 @@ def _refuse_others(setup: Setup) -> None:
                 do="leave the others out",
             )
         )
+
+
+def _refuse_divided_backward(setup: Setup) -> None:
+    """Refuse schedules that compute the gradients of weights apart where something waits for whole backward passes.
+
+    Raises:
+        NotImplementedError: there is something of this kind.
+    """
+    layout = setup.parallelism
+    if layout is None or not layout.pp_handler.facts.divides_backward:
+        return
+    if setup.fsdp_plugin is not None or (layout.tp_enabled and layout.dp_replicate_enabled):
+        other, why = "gradients that torch reduces block by block", "torch leaves out gradients then, without a word"
+    elif setup.dynamo.backend != DynamoBackend.NO:
+        other, why = "torch.compile", "compiled backward passes are computed as a whole"
+    else:
+        return
+    raise NotImplementedError(
+        message(
+            given=f"schedule={layout.pp_handler.schedule!r} with {other}",
+            why=f"it computes the gradients of inputs and of weights apart, and {why}",
+            allowed=", ".join(name for name, facts in SCHEDULES.items() if not facts.divides_backward),
+            do="choose one of these; 'interleaved' waits nearly as little",
+        )
+    )

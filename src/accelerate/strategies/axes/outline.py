@@ -154,7 +154,7 @@ def _record(module: torch.nn.Module, name: str, shapes: torch.nn.Module, mode: F
         given = Template((args, kwargs))
         gives = None if given.odd else _learn(given, shapes, mode, self.training)
         if gives is None or gives.odd:
-            _warn_of(name, kind, (given if gives is None else gives).odd[0])
+            _warn_of((given if gives is None else gives).odd[0])
             return kind.__call__(self, *args, **kwargs)
         tensors = given.tensors
         _met[-1].append(Call(name, given, gives))
@@ -179,11 +179,11 @@ def _call_of_shapes(tensors: Sequence[torch.Tensor], number: int) -> list[torch.
 torch.library.register_fake("accelerate_pipeline::call", _call_of_shapes, lib=_OPERATIONS)
 
 
-def _warn_of(name: str, kind: type, odd: Any) -> None:
+def _warn_of(odd: Any) -> None:
     warn_once(
-        f"{name} ({kind.__name__}) takes or returns a {type(odd).__name__}. A pipeline runs the operations in it one "
-        "by one then, without what was done to the module: compilation, checkpointing of activations. Models of "
-        "transformers don't keep such an object with use_cache=False."
+        f"Modules take or return a {type(odd).__name__}. A pipeline runs the operations in them one by one then, "
+        "without what was done to the modules: compilation, checkpointing of activations. Models of transformers don't "
+        "keep such an object with use_cache=False."
     )
 
 

@@ -183,12 +183,12 @@ class Cut:
     ) -> torch.fx.Node:
         """Return what stands in a part for a tensor of the traced model, or for a part of its code."""
         name = str(node.target)
-        holder = self.model if name.startswith(self.prefix) else self.traced
-        path, _, key = name.removeprefix(self.prefix if holder is self.model else "").rpartition(".")
-        owner = holder.get_submodule(path)
+        path, _, key = name.removeprefix(self.prefix).rpartition(".")
+        is_own = name.startswith(self.prefix) and hasattr(self.model.get_submodule(path), key)
+        owner = self.model.get_submodule(path) if is_own else self.traced.get_submodule(name.rpartition(".")[0])
         if isinstance(getattr(owner, key), torch.nn.Module):
             return graph.get_attr(name)
-        if holder is self.traced and isinstance(getattr(owner, key), torch.Tensor):
+        if not is_own:
             setattr(owner, key, getattr(owner, key).to(device))
         mine = part.beside.add(owner, key, name)
         body.beside.append(mine)
@@ -198,7 +198,7 @@ class Cut:
         """Return what a part calls, by the names in the traced model."""
         codes = [each for node in nodes for each in node.all_input_nodes if each.op == "get_attr"]
         names = [str(node.target) for node in (*codes, *nodes) if node.op in ("get_attr", "call_module")]
-        found = {name: _attribute_of(self.traced, name) for name in names if not name.startswith(self.prefix)}
+        found = {name: _attribute_of(self.traced, name) for name in names}
         return {name: each for name, each in found.items() if isinstance(each, torch.nn.Module)}
 
 
