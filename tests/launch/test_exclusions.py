@@ -75,6 +75,10 @@ def test_a_flag_and_a_line_of_the_file() -> None:
             {"--offload_param_nvme_path /x": "no parameters are kept on NVMe"},
         ),
         ("--use_deepspeed --offload_param_device nvme --offload_param_nvme_path /x", {}),
+        (
+            "--num_processes 2 --megatron_lm_tp_degree 2 --megatron_lm_no_load_optim False",
+            {"--megatron_lm_tp_degree 2": "Megatron-LM trains with --use_megatron_lm only"},
+        ),
         ("--cpu --gpu_ids 0", {"--gpu_ids 0": "the run is one on the CPU"}),
         ("--downcast_bf16", {"--downcast_bf16": "the run isn't one on TPUs"}),
         ("--tpu --downcast_bf16", {"--downcast_bf16": "it is about --mixed_precision bf16"}),

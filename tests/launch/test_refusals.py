@@ -66,6 +66,12 @@ REFUSED: dict[str, tuple[str, str, Hardware, list[str]]] = {
         CPU,
         ["3 processes on 2 machines", "a multiple of 2"],
     ),
+    "a flag for a kind of run without a launcher": (
+        "--use_megatron_lm --megatron_lm_tp_degree 2 --megatron_lm_no_load_optim false SCRIPT",
+        "",
+        FOUR_GPUS,
+        ["Given: --use_megatron_lm", "no launcher"],
+    ),
     "a kind of run without a launcher": (
         "SCRIPT",
         "{distributed_type: MEGATRON_LM, num_processes: 4}",

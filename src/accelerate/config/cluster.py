@@ -16,6 +16,7 @@ from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.enums import ComputeEnvironment, DistributedType, value_of
 from accelerate.config.files import check_keys
 from accelerate.config.fsdp import FullyShardedDataParallelPlugin
+from accelerate.config.megatron import MegatronSettings
 from accelerate.config.mpirun import MpirunSettings
 from accelerate.config.option import Boolean, Choice, Integer, Listing, Section, Text, option, options, shared
 from accelerate.config.parallelism_settings import ParallelismSettings
@@ -31,6 +32,7 @@ SECTIONS: dict[str, type] = {
     "deepspeed_config": DeepSpeedSettings,
     "dynamo_config": TorchDynamoPlugin,
     "fsdp_config": FullyShardedDataParallelPlugin,
+    "megatron_lm_config": MegatronSettings,
     "mpirun_config": MpirunSettings,
     "parallelism_config": ParallelismSettings,
 }

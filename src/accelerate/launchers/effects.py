@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from accelerate.config.deepspeed import GROUP, DeepSpeedSettings
+from accelerate.config.enums import DistributedType
 from accelerate.config.fsdp import FullyShardedDataParallelPlugin
+from accelerate.config.megatron import MegatronSettings
 from accelerate.config.option import options
 from accelerate.launchers.settings import LaunchSettings
 
 OF_FSDP = tuple(one.dest for one in options(FullyShardedDataParallelPlugin).values())
 OF_DEEPSPEED = tuple(one.dest for one in options(DeepSpeedSettings).values() if one.group == GROUP)
+OF_MEGATRON = tuple(one.dest for one in options(MegatronSettings).values())
+MEGATRON_LM = DistributedType.MEGATRON_LM
 #: Settings that only DeepSpeed's own runner reads.
 OF_RUNNER = (
     "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter",
@@ -54,6 +58,7 @@ ROWS: tuple[Row, ...] = (
         "the config file isn't one of jobs on SageMaker",
     ),
     Row(lambda config: not config.uses_deepspeed, OF_DEEPSPEED, "DeepSpeed trains with --use_deepspeed only"),
+    Row(lambda config: config.kind != MEGATRON_LM, OF_MEGATRON, "Megatron-LM trains with --use_megatron_lm only"),
     Row(
         lambda config: config.uses_deepspeed and config.deepspeed_runner is None,
         OF_RUNNER,

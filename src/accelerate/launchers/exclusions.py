@@ -20,6 +20,7 @@ TPU = ("tpu", "has torch_xla call a function on every core of a TPU")
 POD = ("tpu_use_cluster", "runs on every machine of a TPU pod")
 DEEPSPEED = ("use_deepspeed", "has DeepSpeed divide what is trained")
 FSDP = ("use_fsdp", "has torch's FSDP divide what is trained")
+MEGATRON = ("use_megatron_lm", "has Megatron-LM divide what is trained")
 MPIRUN = ("mpirun_hostfile", "has mpirun start the processes")
 RAY = ("launcher", "has another program place the processes")
 HOSTFILE = ("deepspeed_hostfile", "has DeepSpeed's runner start the processes")
@@ -27,11 +28,11 @@ HOSTFILE = ("deepspeed_hostfile", "has DeepSpeed's runner start the processes")
 EXCLUSIVE: tuple[tuple[tuple[str, str], tuple[str, str], str], ...] = (
     *((*pair, LEAVE_ONE) for pair in combinations((CPU, GPUS, TPU), 2)),
     *((*pair, LEAVE_ONE) for pair in ((CPU, POD), (GPUS, POD))),
-    (DEEPSPEED, FSDP, LEAVE_ONE),
+    *((*pair, LEAVE_ONE) for pair in combinations((DEEPSPEED, FSDP, MEGATRON), 2)),
     *((*pair, LEAVE_ONE) for pair in combinations((MPIRUN, RAY, TPU), 2)),
     *((*pair, LEAVE_ONE) for pair in ((MPIRUN, POD), (RAY, POD), (MPIRUN, HOSTFILE), (RAY, HOSTFILE))),
-    *((TPU, trainer, "on a TPU, leave out the other") for trainer in (DEEPSPEED, FSDP)),
-    *((POD, trainer, "on a TPU, leave out the other") for trainer in (DEEPSPEED, FSDP)),
+    *((TPU, trainer, "on a TPU, leave out the other") for trainer in (DEEPSPEED, FSDP, MEGATRON)),
+    *((POD, trainer, "on a TPU, leave out the other") for trainer in (DEEPSPEED, FSDP, MEGATRON)),
     (("module", "runs a module with `python -m`"), ("no_python", "starts a program without Python"), "leave out one"),
     (TPU, ("no_python", "starts a program without Python"), "give a Python file, and --main_training_function"),
     (POD, ("no_python", "starts a program without Python"), "give a Python file, and --main_training_function"),

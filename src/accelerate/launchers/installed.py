@@ -31,15 +31,9 @@ def check_installed(settings: LaunchSettings) -> None:
         if needs(settings) and importlib.util.find_spec(module) is None:
             raise ImportError(
                 message(
-                    given=f"{_asked(settings)} where {module} isn't installed",
+                    given=f"{settings.kind_is_said} where {module} isn't installed",
                     why=f"the run can't do without {module}",
                     allowed="an environment that has it, on every machine of the run",
                     do=install,
                 )
             )
-
-
-def _asked(settings: LaunchSettings) -> str:
-    """Return what asked for this kind of run."""
-    flags = [dest for dest in ("use_deepspeed", "tpu", "tpu_use_cluster") if settings.is_flag(dest)]
-    return settings.said(flags[0] if flags else "distributed_type")

@@ -99,6 +99,14 @@ class LaunchOptions:
         group="Training Paradigm Arguments",
         help="Shard parameters, gradients and optimizer states over the processes (FSDP), on any device.",
     )
+    use_megatron_lm: bool = option(
+        False,
+        kind=Boolean(),
+        flag="--use_megatron_lm",
+        env="ACCELERATE_USE_MEGATRON_LM",
+        group="Training Paradigm Arguments",
+        help="Train with Megatron-LM; no launcher of this version does.",
+    )
     use_parallelism_config: bool = option(
         False,
         kind=Boolean(),

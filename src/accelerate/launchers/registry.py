@@ -42,10 +42,9 @@ def select(config: LaunchSettings) -> Launcher:
         launcher = LAUNCHERS.get(name)()
         if launcher.accepts(config):
             return launcher
-    kind = config.said("distributed_type") if config.label is not None else config.script
     raise ValueError(
         message(
-            given=kind,
+            given=config.kind_is_said,
             why="no launcher of this version starts such a run",
             allowed=f"what one of these starts: {', '.join(LAUNCHERS.names())}",
             do="choose another distributed_type (`accelerate config`), or install the package that brings the launcher",

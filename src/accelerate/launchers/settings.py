@@ -33,6 +33,7 @@ NO_DEVICES = (
     DistributedType.MULTI_CPU,
     DistributedType.FSDP,
     DistributedType.DEEPSPEED,
+    DistributedType.MEGATRON_LM,
 )
 #: Flags that say of which kind the run is, whatever the config file says.
 KIND_OF_FLAG: dict[str, DistributedType] = {
@@ -40,6 +41,7 @@ KIND_OF_FLAG: dict[str, DistributedType] = {
     "use_fsdp": DistributedType.FSDP,
     "tpu": DistributedType.XLA,
     "tpu_use_cluster": DistributedType.XLA,
+    "use_megatron_lm": DistributedType.MEGATRON_LM,
 }
 #: In a config file: the number of processes has to be given at launch.
 AT_LAUNCH = -1
@@ -121,11 +123,17 @@ class LaunchSettings:
         said = [kind for dest, kind in KIND_OF_FLAG.items() if self.is_flag(dest) and self.get(dest)]
         if said:
             return said[0]
-        denied = {KIND_OF_FLAG[dest] for dest in ("use_deepspeed", "use_fsdp", "tpu") if self.is_flag(dest)}
+        denied = {KIND_OF_FLAG[dest] for dest in KIND_OF_FLAG if dest != "tpu_use_cluster" and self.is_flag(dest)}
         if self.label == DistributedType.XLA and self.cpu_is_chosen:
             denied.add(DistributedType.XLA)
         plain = self.is_flag("multi_gpu") and self.get("multi_gpu") and self.label in KIND_OF_FLAG.values()
         return None if plain or self.label in denied else self.label
+
+    @property
+    def kind_is_said(self) -> str:
+        """How a person would name what says of which kind the run is."""
+        flags = [dest for dest in KIND_OF_FLAG if self.is_flag(dest) and self.get(dest)]
+        return self.said(flags[0] if flags else "distributed_type") if flags or self.label else self.script
 
     @property
     def starts_elsewhere(self) -> bool:

@@ -239,6 +239,7 @@ def test_everything_that_is_written_is_kept_and_given(load, tmp_path):
         "dynamo_backend",
         "fsdp_version",
         "zero_stage",
+        "megatron_lm_tp_degree",
         "mpirun_hostfile",
         "parallelism_config_tp_size",
     }
