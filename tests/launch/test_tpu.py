@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from accelerate.launchers.registry import select
@@ -137,6 +140,21 @@ def test_the_first_failure_ends_the_others(gcloud: Path, monkeypatch: pytest.Mon
     started = time.monotonic()
     assert TpuPodLauncher().run(plan_of("--tpu_cluster --vm a --vm bad SCRIPT")) == 7
     assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_ends_the_connections(
+    gcloud: Path, monkeypatch: pytest.MonkeyPatch, number: int, expected: type[BaseException]
+) -> None:
+    monkeypatch.setenv("WAIT", "60")
+    plan = plan_of("--tpu_cluster --vm a --vm b SCRIPT")
+    before = set(psutil.Process().children())
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), number))
+    timer.start()
+    with pytest.raises(expected):
+        TpuPodLauncher().run(plan)
+    timer.join()
+    assert set(psutil.Process().children()) <= before
 
 
 def test_a_machine_without_gcloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

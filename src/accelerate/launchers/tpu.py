@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import ClassVar
 
 from accelerate.base.messages import message
 from accelerate.launchers import gcloud
+from accelerate.launchers.alone import ENDING_SIGNALS, signals_handled
 from accelerate.launchers.base import Launcher
 from accelerate.launchers.command import typed
 from accelerate.launchers.environment import environment
@@ -107,9 +110,11 @@ class TpuPodLauncher(Launcher):
 
         Raises:
             FileNotFoundError: there is no gcloud.
+            KeyboardInterrupt: Ctrl-C ended the connections; SystemExit for another signal.
         """
         try:
-            return _run_at_once(plan.commands)
+            with signals_handled(_leave):
+                return _run_at_once(plan.commands)
         except FileNotFoundError:
             raise gcloud.missing(plan.argv) from None
 
@@ -138,6 +143,14 @@ def _on_each(config: LaunchSettings) -> list[str]:
     flags = ["--tpu", "--no_tpu_cluster", *typed(config, OF_THE_POD, ("flag", "file"))]
     launch = ["accelerate", "launch", *flags, config.script, *config.arguments]
     return [*sudo, "env", *variables, *(config.get("env") or []), *launch]
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End the launch, and with it the connections, at a signal that asks for it."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    if signal.Signals(number).name in ENDING_SIGNALS:
+        raise SystemExit(128 + number)
 
 
 def _run_at_once(commands: Sequence[Sequence[str]]) -> int:
