@@ -32,6 +32,12 @@ REFUSED: dict[str, tuple[str, str, Hardware, list[str]]] = {
         FOUR_GPUS,
         ["2 of 4 cuda devices (gpu_ids)"],
     ),
+    "a mesh with other places": (
+        "--num_processes 3 SCRIPT",
+        "{distributed_type: MULTI_CPU, num_processes: 4, parallelism_config: {parallelism_config_tp_size: 4}}",
+        CPU,
+        ["`parallelism_config.parallelism_config_tp_size: 4` in c.yaml, for 3 processes", "4 places", "tp_size=3"],
+    ),
     "a config for other hardware": ("SCRIPT", MANY, CPU, ["`num_processes: 2` in c.yaml", "no accelerator"]),
     "a config for one with many": (
         "SCRIPT",

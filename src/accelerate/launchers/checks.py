@@ -11,6 +11,7 @@ from pathlib import Path
 from accelerate.base.messages import message, nearest
 from accelerate.config.enums import DistributedType
 from accelerate.launchers.exclusions import deepspeed_file_agrees, settings_agree
+from accelerate.launchers.mesh import mesh_fits
 from accelerate.launchers.settings import AT_LAUNCH, NO_DEVICES, LaunchSettings
 
 #: What the names of files end in that Python runs, or says itself why not.
@@ -228,6 +229,7 @@ CHECKS: tuple[Callable[[LaunchSettings], None], ...] = (
     _number_is_known,
     _machines_can_meet,
     _several_for_several,
+    mesh_fits,
     _devices_suffice,
     _script_exists,
     _script_is_python,
@@ -235,4 +237,11 @@ CHECKS: tuple[Callable[[LaunchSettings], None], ...] = (
 #: Checks that compare the run with this machine, or with what has to be said on it.
 ABOUT_THIS_MACHINE = (_machines_can_meet, _devices_suffice)
 #: Checks of processes that a launch starts; those of a job on SageMaker are SageMaker's business.
-ABOUT_PROCESSES = (*ABOUT_THIS_MACHINE, _file_agrees, _number_is_known, _several_for_several, _script_is_python)
+ABOUT_PROCESSES = (
+    *ABOUT_THIS_MACHINE,
+    _file_agrees,
+    _number_is_known,
+    _several_for_several,
+    mesh_fits,
+    _script_is_python,
+)
