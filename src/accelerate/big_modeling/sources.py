@@ -19,6 +19,7 @@ from accelerate.base.constants import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from accelerate.base.messages import message
 from accelerate.base.packages import is_timm_available, is_transformers_available
 from accelerate.big_modeling.checkpoint_file import SAFETENSORS_DTYPES
+from accelerate.big_modeling.llama import CONFIGS, build_llama
 from accelerate.big_modeling.locate import open_all
 from accelerate.big_modeling.meta import init_empty_weights
 from accelerate.big_modeling.skeleton import NO_SPLIT, Layout, build_skeleton, layout_of
@@ -53,8 +54,8 @@ def open_source(
     """Return the model that `name` stands for.
 
     Args:
-        name: a folder with a checkpoint or a `config.json`, such a file, a safetensors file or index, or an id on the
-            hub.
+        name: a folder with a checkpoint or a `config.json`, such a file, a safetensors file or index, a shape of
+            `llama.CONFIGS`, or an id on the hub.
         library: "timm" or "transformers", for ids; by default what the model says.
         trust_remote_code: let code that comes with a configuration run.
         token: for private models on the hub.
@@ -68,6 +69,8 @@ def open_source(
         return _from_file(path, trust_remote_code)
     if path.is_dir():
         return _from_folder(path, path.resolve().name, trust_remote_code)
+    if name in CONFIGS:
+        return Source(name, build_llama(name), ("LlamaDecoderLayer",), {"model_type": "llama", **CONFIGS[name]})
     if library == "timm" or name.startswith(TIMM):
         return _from_timm(name)
     cached = _cached(name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -28,6 +28,9 @@ from accelerate.strategies.fsdp2.sharding import refuse_wrapped
 from accelerate.strategies.fsdp2.states import full_state, whole
 from accelerate.strategies.replaced import Replaced
 from accelerate.strategies.unwrap import peel
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @final
@@ -65,7 +68,7 @@ class Divided(DTensorStrategy):
         """Put what is not a DTensor on the device; those are on the devices of their mesh."""
         if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
             return super().placed(model)
-        device = self.runtime.device.torch_device
+        device = self.runtime.device.storage
         for module in model.modules():
             for parameter in module._parameters.values():
                 if parameter is not None and not isinstance(parameter, DTensor):
@@ -76,11 +79,7 @@ class Divided(DTensorStrategy):
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Let `model` average its gradients with its replicas, block by block while the backward pass goes on."""
-        if self.replicas is not None:
-            for block in blocks_of(model):
-                replicate(block, mesh=self.replicas)
-            replicate(model, mesh=self.replicas)
-        return model
+        return model if self.replicas is None else replicated(model, self.replicas)
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the full state of `model` in host memory on rank 0, an empty dictionary on the others."""
@@ -121,6 +120,14 @@ def _load(model: torch.nn.Module, state: Mapping[str, Any], **kwargs: Any) -> An
     """Load a whole state that every rank has, or with `broadcast_from_rank0` only the main process."""
     options = StateDictOptions(full_state_dict=True, **{"strict": True, **kwargs})
     return set_model_state_dict(peel(model, parallel=False)[0], dict(state), options=options)
+
+
+def replicated(model: torch.nn.Module, replicas: DeviceMesh) -> torch.nn.Module:
+    """Return `model`, which from now on averages its gradients over the ranks of `replicas`, block by block."""
+    for block in blocks_of(model):
+        replicate(block, mesh=replicas)
+    replicate(model, mesh=replicas)
+    return model
 
 
 def blocks_of(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
