@@ -11,11 +11,9 @@ import collections
 import io
 import os
 import pickle
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +27,7 @@ from torch.futures import Future
 
 from accelerate.base.messages import message
 from accelerate.checkpointing.objects import load_object
-from accelerate.checkpointing.reading import fill_from
+from accelerate.checkpointing.reading import Piece, can_take_bytes, read_pieces
 
 METADATA = ".metadata"
 HEAD = 1024  #: bytes at the beginning of a tensor that are read to see how it lies there
@@ -104,7 +102,7 @@ class SafeReader(FileSystemReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what a plan asks for; what doesn't lie in the file as it does in its target is left to torch."""
         files: dict[str, Any] = {}
-        left, found = list[ReadItem](), list[_Read]()
+        left, found = list[ReadItem](), list[tuple[ReadItem, Piece]]()
         with ExitStack() as stack:
             for item in plan.items:
                 path = self.storage_data[item.storage_index].relative_path
@@ -114,18 +112,13 @@ class SafeReader(FileSystemReader):
                 if in_place is None:
                     left.append(item)
                 else:
-                    found.append(in_place)
-            if self.threads > 1:
-                with ThreadPoolExecutor(self.threads) as pool:
-                    list(pool.map(_Read.run, found))
-            else:
-                for each in found:
-                    each.run()
-        for each in found:
-            planner.commit_tensor(each.item, each.target)
+                    found.append((item, in_place))
+            read_pieces((piece for _, piece in found), self.threads)
+        for item, piece in found:
+            planner.commit_tensor(item, piece.target)
         return super().read_data(replace(plan, items=left), planner)
 
-    def _in_place(self, item: ReadItem, planner: LoadPlanner, file: Any) -> _Read | None:
+    def _in_place(self, item: ReadItem, planner: LoadPlanner, file: Any) -> Piece | None:
         """Return how one tensor is read into its target, if its values lie there as they do in the file."""
         info = self.storage_data[item.storage_index]
         if item.type == LoadItemType.BYTE_IO or getattr(info, "transform_descriptors", None):
@@ -136,9 +129,11 @@ class SafeReader(FileSystemReader):
         for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
             part = part.narrow(dim, start, length)
         target = planner.resolve_tensor(item).detach()
-        if begin is None or not _is_copy_of_bytes(part, target):
+        same = (part.shape, part.dtype, type(part)) == (target.shape, target.dtype, torch.Tensor)
+        if begin is None or not (same and part.is_contiguous() and can_take_bytes(target)):
             return None
-        return _Read(item, file, info.offset + begin + part.storage_offset() * part.element_size(), target)
+        start = info.offset + begin + part.storage_offset() * part.element_size()
+        return Piece(item.storage_index.fqn, file, start, target)
 
     def _layout(self, file: Any, info: Any) -> torch.Tensor:
         """Return the tensor that lies at a place in a file, without its values.
@@ -156,40 +151,6 @@ class SafeReader(FileSystemReader):
         if begin is not None and begin <= len(head):
             known.append((head[:begin], whole))
         return whole
-
-
-@dataclass(frozen=True)
-class _Read:
-    """A tensor whose values lie in one piece in a file and in memory."""
-
-    item: ReadItem
-    file: Any
-    begin: int
-    target: torch.Tensor
-
-    def run(self) -> None:
-        """Read the values, perhaps on a thread of its own.
-
-        Raises:
-            EOFError: the file ends before they do.
-        """
-        if self.target.numel() == 0:
-            return
-        values = memoryview(cast(Any, self.target.view(-1).view(torch.uint8).numpy()))
-        if fill_from(self.file, self.begin, values) < len(values):
-            raise EOFError(f"{self.file.name} ends before the values of {self.item.storage_index.fqn} do")
-
-
-def _is_copy_of_bytes(part: torch.Tensor, target: torch.Tensor) -> bool:
-    """Return whether `target` takes the values of `part` byte by byte, in the order in which they lie in a file."""
-    return (
-        (part.shape, part.dtype, sys.byteorder) == (target.shape, target.dtype, "little")
-        and type(part) is type(target) is torch.Tensor
-        and part.is_contiguous()
-        and target.is_contiguous()
-        and target.device.type == "cpu"
-        and not target.dtype.is_complex
-    )
 
 
 def is_sharded_folder(folder: Path) -> bool:

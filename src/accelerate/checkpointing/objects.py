@@ -75,11 +75,11 @@ def groups_of_names(state_dict: Mapping[str, torch.Tensor]) -> list[list[str]]:
     groups: dict[Any, list[str]] = {}
     for name, tensor in state_dict.items():
         alone = tensor.numel() == 0 or tensor.device.type == "meta"  # nothing that could be shared
-        groups.setdefault(name if alone else _place(tensor), []).append(name)
+        groups.setdefault(name if alone else place_of(tensor), []).append(name)
     return list(groups.values())
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return where the values of a tensor lie, and how."""
     if hasattr(tensor, "to_local"):  # sharded: what is tied is one object under all its names
         return (id(tensor),)

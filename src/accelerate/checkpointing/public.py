@@ -114,7 +114,7 @@ def load_accelerator_state(
     source = Source(Path(input_dir), None, load_kwargs, load_model_func_kwargs)
     loads: list[Callable[..., Any]] = [model.load_state_dict for model in models]
     steps = OnlyStep()
-    records = [*model_records([model.state_dict() for model in models], loads, True)]
+    records = [*model_records([model.state_dict() for model in models], loads, True, models)]
     records += _records(optimizers, schedulers, dataloaders if source.has(LOADERS) else (), scaler)
     records.append(_random_record(process_index, steps))
     problems = [problem for record in records for problem in record.check(source)]

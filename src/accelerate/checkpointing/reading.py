@@ -14,12 +14,13 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -108,6 +109,55 @@ def fill_from(file: Any, begin: int, buffer: memoryview) -> int:
     while count < len(buffer) and (more := os.preadv(file.fileno(), [buffer[count:]], begin + count)):
         count += more
     return count
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor in host memory whose values lie in one piece in it, and in an open file from `begin` on."""
+
+    name: str
+    file: Any
+    begin: int
+    target: torch.Tensor
+
+    def read(self) -> None:
+        """Read the values.
+
+        Raises:
+            EOFError: the file ends before they do.
+        """
+        if self.target.numel() == 0:
+            return
+        values = memoryview(cast(Any, self.target.detach().view(-1).view(torch.uint8).numpy()))
+        if fill_from(self.file, self.begin, values) < len(values):
+            raise EOFError(f"{self.file.name} ends before the values of {self.name} do")
+
+
+def can_take_bytes(tensor: Any) -> bool:
+    """Return whether a tensor's values lie in host memory as they do in files, one after the other."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.dtype.is_complex
+        and sys.byteorder == "little"
+    )
+
+
+def read_pieces(pieces: Iterable[Piece], threads: int) -> None:
+    """Read tensors, as many at a time as there are threads.
+
+    Raises:
+        EOFError: a file ends too early.
+    """
+    left = deque(pieces)
+
+    def read() -> None:
+        with suppress(IndexError):
+            while left:
+                left.popleft().read()
+
+    in_threads(read, min(threads, len(left)))
 
 
 def copy_ahead(tensors: Sequence[weakref.ref[torch.Tensor]]) -> None:

@@ -26,6 +26,7 @@ from accelerate.checkpointing.layout import (
 )
 from accelerate.checkpointing.objects import (
     groups_of_names,
+    place_of,
     unsafe_globals,
     without_shared_tensors,
     write_object,
@@ -37,8 +38,9 @@ from accelerate.checkpointing.optimizer_states import (
     parameters_of,
     unknown_names,
 )
+from accelerate.checkpointing.reading import can_take_bytes
 from accelerate.checkpointing.source import Source
-from accelerate.checkpointing.tensors import read_specs, write_tensors
+from accelerate.checkpointing.tensors import read_into, read_specs, write_tensors
 from accelerate.comm.collectives import Collectives
 
 
@@ -245,6 +247,8 @@ class ModelRecord(Record):
         weights: its state, under the names of the bare model.
         load: puts a state into the model; takes the keyword arguments of `load_state_dict`.
         safe: write safetensors.
+        live: the parameters and buffers of the model. Values are read into those that `weights` share memory with, and
+            what is then loaded into the model is itself, which costs nothing and lets its hooks see what they should.
     """
 
     part = "models"
@@ -255,12 +259,14 @@ class ModelRecord(Record):
         weights: Mapping[str, Any],
         load: Callable[..., Any] | None = None,
         safe: bool = True,
+        live: Sequence[torch.Tensor] = (),
     ) -> None:
         self.names = model_names(index)
         super().__init__(self.names[0 if safe else 1])
         self.weights = weights
         self.load = load
         self.safe = safe
+        self.live = live
 
     def state(self) -> Any:
         return self.weights
@@ -324,28 +330,42 @@ class ModelRecord(Record):
         name = self.file(source)
         assert name is not None
         assert self.load is not None
-        state = dict(self._values(source, name))
+        kwargs = {"strict": source.strict, **source.model_kwargs}
+        state = dict(self._values(source, name, in_place=not kwargs.get("assign")))
         for names in groups_of_names(_tensors(self.weights)):
             kept = next((each for each in names if each in state), None)
             if kept is not None:
                 state = {**dict.fromkeys(names, state[kept]), **state}
         for each in self._misshapen({key: _shape(value) for key, value in state.items()}):
             del state[each]
-        kwargs = {"strict": source.strict, **source.model_kwargs}
         self.load(source.owned(state) if kwargs.get("assign") else state, **kwargs)
 
-    def _values(self, source: Source, name: str) -> Mapping[str, Any]:
-        """Return what was saved: mapped from a file, or read out of a folder of shards into the tensors there are."""
-        if source.has_file(name):
-            return source.tensors(name)
-        from accelerate.checkpointing.sharded import into_model  # only who reads such a folder pays for it
+    def _values(self, source: Source, name: str, in_place: bool) -> Mapping[str, Any]:
+        """Return what was saved, mapped from a file; with `in_place`, read into the tensors there are where it fits."""
+        live = self._shared() if in_place else {}
+        if not source.has_file(name):
+            from accelerate.checkpointing.sharded import into_model  # only who reads such a folder pays for it
 
-        values: Mapping[str, Any] = source.shards(name).read(into_model(self.weights)).get("model", {})
-        return values
+            values = source.shards(name).read(into_model(self.weights)).get("model", {})
+            return {key: live.get(key, value) for key, value in values.items()}
+        values = source.tensors(name)
+        if not name.endswith(".safetensors"):
+            return values
+        read = read_into(source.folder / name, live, source.threads)
+        return {key: live[key] if key in read else value for key, value in values.items()}
+
+    def _shared(self) -> dict[str, torch.Tensor]:
+        """Return the parameters and buffers that share memory with the weights, by name."""
+        places = {place_of(each): each for each in self.live if can_take_bytes(each) and each.numel()}
+        found = {key: places.get(place_of(value)) for key, value in _tensors(self.weights).items()}
+        return {key: value for key, value in found.items() if value is not None}
 
 
 def model_records(
-    weights: Sequence[Mapping[str, Any]], loads: Sequence[Callable[..., Any]], safe: bool
+    weights: Sequence[Mapping[str, Any]],
+    loads: Sequence[Callable[..., Any]],
+    safe: bool,
+    models: Sequence[torch.nn.Module] = (),
 ) -> list[Record]:
     """Return the records of models in order.
 
@@ -353,11 +373,11 @@ def model_records(
         weights: their states; hooks may have added some that belong to no model, which can only be saved.
         loads: puts a state into the model.
         safe: write safetensors.
+        models: the models, whose parameters are read into where that can be done.
     """
-    return [
-        ModelRecord(index, state, loads[index] if index < len(loads) else None, safe)
-        for index, state in enumerate(weights)
-    ]
+    live = [[*model.parameters(), *model.buffers()] for model in models]
+    given = itertools.zip_longest(weights, loads[: len(weights)], live[: len(weights)])
+    return [ModelRecord(index, state, load, safe, own or ()) for index, (state, load, own) in enumerate(given)]
 
 
 def optimizer_records(optimizers: Sequence[Any], models: Sequence[torch.nn.Module]) -> list[Record]:

@@ -16,6 +16,7 @@ import torch
 
 from accelerate.base.messages import message
 from accelerate.checkpointing.durable import Sink
+from accelerate.checkpointing.reading import Piece, can_take_bytes, read_pieces
 
 #: How the format spells each dtype (https://github.com/huggingface/safetensors).
 DTYPES = {
@@ -136,11 +137,39 @@ def read_specs(path: Path) -> dict[str, tuple[int, ...]]:
         ValueError: it is no such file.
     """
     with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size)) if size <= HEADER_LIMIT else None
+        return {name: tuple(entry["shape"]) for name, entry in _entries(file)[0].items()}
+
+
+def _entries(file: Any) -> tuple[dict[str, Any], int]:
+    """Return what the header of a safetensors file says of each tensor, and where the values begin."""
+    size = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(size)) if size <= HEADER_LIMIT else None
     if not isinstance(header, dict):
-        raise ValueError(f"{path} doesn't begin like a safetensors file")
-    return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+        raise ValueError(f"{file.name} doesn't begin like a safetensors file")
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}, 8 + size
+
+
+def read_into(path: Path, targets: Mapping[str, torch.Tensor], threads: int) -> set[str]:
+    """Read values of a safetensors file into the tensors that wait for them, and return the names of those it could.
+
+    Args:
+        path: the file.
+        targets: tensors by name; those of another shape or dtype, or elsewhere than in host memory, are left alone.
+        threads: how many of them read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        entries, start = _entries(file)
+        pieces = [
+            Piece(name, file, start + entries[name]["data_offsets"][0], target)
+            for name, target in targets.items()
+            if name in entries and can_take_bytes(target) and _is_alike(entries[name], target)
+        ]
+        read_pieces(pieces, threads)
+    return {piece.name for piece in pieces}
+
+
+def _is_alike(entry: Mapping[str, Any], tensor: torch.Tensor) -> bool:
+    return (entry["dtype"], tuple(entry["shape"])) == (DTYPES.get(tensor.dtype), tuple(tensor.shape))
 
 
 def map_tensors_of(path: Path) -> dict[str, torch.Tensor]:

@@ -150,7 +150,7 @@ class Strategy(ABC):
 
     def placed(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return `model` on the device."""
-        return model.to(self.runtime.device.torch_device)
+        return model.to(self.runtime.device.storage)
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model that communicates while it trains."""
@@ -222,7 +222,7 @@ class Strategy(ABC):
         """Return how `models`, whose states are `weights`, are laid out in a checkpoint."""
         from accelerate.checkpointing.records import model_records  # only who saves pays for it
 
-        return model_records(weights, [partial(self.load_state_dict, model) for model in models], safe)
+        return model_records(weights, [partial(self.load_state_dict, model) for model in models], safe, models)
 
     def optimizer_records(self, optimizers: Sequence[Any], models: Sequence[Any]) -> list[Record]:
         """Return how the states of `optimizers` are laid out in a checkpoint; `models` name their parameters."""

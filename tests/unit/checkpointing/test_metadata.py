@@ -99,6 +99,6 @@ def test_a_part_of_a_tensor_is_read(folder, left_to_torch, dim, by_torch):
 
 
 def test_a_file_that_ends_early_is_an_error(folder, monkeypatch):
-    monkeypatch.setattr("accelerate.checkpointing.metadata.fill_from", lambda file, begin, values: 0)
+    monkeypatch.setattr("accelerate.checkpointing.reading.fill_from", lambda file, begin, values: 0)
     with pytest.raises(BaseException, match="ends before the values of plain do"):
         load(folder, {"plain": torch.zeros(3, 4)})

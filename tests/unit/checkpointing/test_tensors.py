@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from accelerate.checkpointing.durable import Sink
-from accelerate.checkpointing.tensors import DTYPES, bytes_of, map_tensors_of, read_specs, write_tensors
+from accelerate.checkpointing.tensors import DTYPES, bytes_of, map_tensors_of, read_into, read_specs, write_tensors
 
 FLOATS = {"b.weight": torch.randn(3, 4), "a": torch.tensor(2.5), "empty": torch.empty(0, 3), "ä": torch.ones(1)}
 MIXED = {
@@ -58,3 +58,26 @@ def test_what_the_format_cannot_hold_is_named(tmp_path):
         write_tensors(sink, state)
     assert "safe_serialization=False" in str(error.value)
     sink.close()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_values_are_read_into_tensors_that_fit(tmp_path, threads):
+    write(tmp_path / "file", FLOATS | MIXED)
+    fitting = {name: torch.zeros_like(value, memory_format=torch.contiguous_format) for name, value in FLOATS.items()}
+    others = {
+        "wide": torch.zeros(3, dtype=torch.int32),
+        "half": torch.zeros(6).half(),
+        "double": torch.zeros(2, 2, dtype=torch.float64).t()[:, :2],
+        "bool": torch.zeros(3, dtype=torch.bool, device="meta"),
+        "unknown": torch.zeros(3),
+    }
+    assert read_into(tmp_path / "file", fitting | others, threads) == fitting.keys()
+    assert all(torch.equal(fitting[name], value) for name, value in FLOATS.items())
+    assert not others["wide"].any()
+
+
+def test_a_file_that_ends_before_its_values_is_an_error(tmp_path):
+    write(tmp_path / "file", FLOATS)
+    (tmp_path / "file").write_bytes((tmp_path / "file").read_bytes()[:-4])
+    with pytest.raises(EOFError, match="ends before the values of"):
+        read_into(tmp_path / "file", {"ä": torch.zeros(1)}, 1)
