@@ -205,6 +205,22 @@ def test_one_attention_serves_all_models_and_shapes(deepspeed):
     assert {each["process_group"] is GROUP for each in facts} == {True}
 
 
+def test_another_accelerator_shares_the_attention(deepspeed):
+    model = axis_of(deepspeed).prepare_model(Model())
+    first = deepspeed.attentions["sdpa"]
+    other = axis_of(deepspeed).prepare_model(Model())
+    assert deepspeed.attentions["sdpa"] is first
+    assert {call(first, each.attention)[0] for each in (model, other)} == {"divided"}
+
+
+def test_a_later_run_divides_once(deepspeed):
+    model = axis_of(deepspeed).prepare_model(Model())
+    axis_of(deepspeed, sp_seq_length=6, sp_seq_length_is_variable=False).prepare_model(model)
+    attention = deepspeed.attentions["sdpa"]
+    assert attention.whole is whole
+    assert call(attention, model.attention) == ("divided", ("whole", None, {}))
+
+
 def test_a_fixed_length_is_handed_on(deepspeed):
     model = axis_of(deepspeed, sp_seq_length=6, sp_seq_length_is_variable=False).prepare_model(Model())
     attention = deepspeed.attentions["sdpa"]

@@ -65,7 +65,10 @@ class Sequences(Axis):
         return TurnLoader(data_loader, ranks, self.group, length=self.length, packs=self._packs)
 
     def _put(self, name: str) -> DividedAttention:
-        """Put attention for divided sequences in the place of the one that transformers knows by `name`."""
+        """Put attention for divided sequences in the place of the one that transformers knows by `name`.
+
+        Another `Accelerator` of this run has the same groups, and shares it; that of an earlier run is taken away.
+        """
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         if "/" in name:  # transformers fetches kernels when they are first asked for
@@ -73,6 +76,10 @@ class Sequences(Axis):
 
             lazy_import_flash_attention(name)
         whole = ALL_ATTENTION_FUNCTIONS[name]
+        if isinstance(whole, DividedAttention):
+            if (whole.group, whole.length) == (self.group, self.length):
+                return whole
+            whole = whole.whole
         divided = DividedAttention(name, whole, self.group, self.place.runtime.gradient_state, self.length)
         ALL_ATTENTION_FUNCTIONS[name] = divided
         return divided
