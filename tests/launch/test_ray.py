@@ -111,7 +111,7 @@ def test_what_is_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"without a number of processes(.|\n)*--num_processes 8"):
         plan_of("--launcher ray SCRIPT", hardware=CPU)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"isn't installed(.|\n)*pip install ray"):
+    with pytest.raises(ImportError, match=r"isn't installed(.|\n)*pip install 'accelerate.ray.'"):
         RayLauncher().run(plan_of("--launcher ray --cpu --num_processes 2 SCRIPT"))
 
 

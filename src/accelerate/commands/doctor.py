@@ -10,7 +10,7 @@ from typing import Any
 
 from accelerate.commands.utils import CustomArgumentParser, run_command
 from accelerate.config.flags import add_options, explicit
-from accelerate.launchers.settings import DECLARED
+from accelerate.launchers.settings import DECLARED, LaunchSettings
 
 DESCRIPTION = "Check what makes runs fail before they start."
 EPILOG = (
@@ -46,15 +46,16 @@ def doctor_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
 def doctor_command(args: argparse.Namespace) -> None:
     """Make the checks and print a line for each finding.
 
+    A config file that can't be read is a finding too.
+
     Raises:
         ValueError: there is no check of a given name.
         SystemExit: with code 1, a check failed.
     """
     from accelerate.doctor.finding import Finding, Status, Visit
-    from accelerate.launchers.read import read_settings
 
-    settings = read_settings(__file__, (), explicit(args, *DECLARED), args.config_file)
-    visit = Visit(settings, Path(args.folder), args.patience)
+    settings, unread = _settings(args)
+    visit = Visit(settings, Path(args.folder), args.patience, unread)
     findings: list[tuple[str, Finding]] = []
     for name, check in _chosen(args.only, args.skip).items():
         for finding in check(visit):
@@ -68,6 +69,20 @@ def doctor_command(args: argparse.Namespace) -> None:
         print(f"{counts[Status.OK]} ok, {counts[Status.WARNING]} warnings, {counts[Status.FAILURE]} failures")
     if counts[Status.FAILURE]:
         sys.exit(1)
+
+
+def _settings(args: argparse.Namespace) -> tuple[LaunchSettings, Exception | None]:
+    """Return the settings of the launch, and why the config file can't be read; then they are those of the flags."""
+    from accelerate.base.environ import current
+    from accelerate.launchers.hardware import find_hardware
+    from accelerate.launchers.read import read_settings
+
+    flags = explicit(args, *DECLARED)
+    try:
+        return read_settings(__file__, (), flags, args.config_file), None
+    except (ValueError, FileNotFoundError) as error:
+        environ = dict(current())
+        return LaunchSettings.of(__file__, (), flags, None, hardware=find_hardware(environ), environ=environ), error
 
 
 def _chosen(only: list[str] | None, skip: list[str] | None) -> dict[str, Any]:

@@ -41,11 +41,13 @@ class Visit:
         settings: the settings that a launch with the same flags would have.
         folder: where checkpoints would be written.
         patience: for how many seconds other machines are waited for.
+        unread: why the config file can't be read; the settings are those of the flags, then.
     """
 
     settings: LaunchSettings
     folder: Path
     patience: float = 30.0
+    unread: Exception | None = None
 
 
 Check = Callable[[Visit], Iterable[Finding]]

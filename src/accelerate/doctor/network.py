@@ -65,7 +65,7 @@ def answer_others(port: int, others: int, patience: float) -> Finding:
                 asked.add(f"{where[0]} {peer.recv(64)!r}")
                 peer.sendall(repr(time.time()).encode())
     if len(asked) == others:
-        return ok(f"all {others} other machines have reached this one")
+        return ok("the other machine has reached this one" if others == 1 else f"all {others} others have reached it")
     return failure(
         f"{len(asked)} of {others} other machines have reached port {port} within {patience:.0f} s",
         "run `accelerate doctor` on all machines at the same time, and open the port in their firewalls",

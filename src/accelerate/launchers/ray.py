@@ -86,7 +86,7 @@ class RayLauncher(Launcher):
                     given="--launcher ray",
                     why="the package ray isn't installed",
                     allowed="an environment with ray, the same on every machine of the cluster",
-                    do="pip install ray",
+                    do="pip install 'accelerate[ray]'",
                 )
             ) from None
         started_here = not ray.is_initialized()

@@ -158,7 +158,7 @@ def ask_each_other(monkeypatch, ahead: float) -> list[Finding]:
 
 def test_machines_reach_each_other_and_their_clocks_agree(monkeypatch):
     main, other = ask_each_other(monkeypatch, ahead=0.0)
-    assert main == ok("all 1 other machines have reached this one")
+    assert main == ok("the other machine has reached this one")
     assert other.status is OK
     assert "from ours" in other.text
 
@@ -261,3 +261,16 @@ def test_the_report(run):
     )
     with pytest.raises(ValueError, match=r"a check called 'fin'(.|\n)*fine, odd, bad(.|\n)*'fine'"):
         run("--only", "fin")
+
+
+def test_a_config_file_that_can_not_be_read_is_a_finding(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "c.yaml").write_text("{distributed_type: 'NO', num_procesess: 2}")
+    only = ["--only", "configuration", "--only", "shared memory", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        doctor_command(doctor_command_parser().parse_args(["--config_file", str(tmp_path / "c.yaml"), *only]))
+    assert ended.value.code == 1
+    made = {one["check"]: one for one in json.loads(capsys.readouterr().out)}
+    assert made["configuration"]["text"].startswith("unknown keys ['num_procesess'] in config file")
+    assert made["configuration"]["do"] == "'num_procesess': Did you mean 'num_processes'?"
+    assert set(made) == {"configuration", "shared memory"}, "the other checks are made"
