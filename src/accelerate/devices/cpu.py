@@ -23,6 +23,11 @@ class CpuDevice(Device):
         """Return True."""
         return True
 
+    @property
+    def storage(self) -> torch.device:
+        """Return the CPU without a number; torch copies what is moved from `cpu` to `cpu:0`."""
+        return torch.device("cpu")
+
     def count(self) -> int:
         """Return 1, whatever the number of sockets."""
         return 1

@@ -57,6 +57,11 @@ class Device:
         """The index of the device, None when it is whichever is current."""
         return self.torch_device.index
 
+    @property
+    def storage(self) -> torch.device:
+        """Where its tensors are: the device to move them to, which leaves those alone that are there."""
+        return self.torch_device
+
     def resolve(self, index: int | None) -> torch.device:
         """Return the torch device number `index`, or the one without a number."""
         return torch.device(self.spec.name) if index is None else torch.device(self.spec.name, index)

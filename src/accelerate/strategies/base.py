@@ -150,7 +150,7 @@ class Strategy(ABC):
 
     def placed(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return `model` on the device."""
-        return model.to(self.runtime.device.torch_device)
+        return model.to(self.runtime.device.storage)
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the model that communicates while it trains."""

@@ -94,6 +94,7 @@ def test_the_cpu_is_a_device_too() -> None:
     saved, first = device.rng_state(), torch.rand(4)
     device.set_rng_state(saved)
     assert torch.equal(torch.rand(4), first)
+    assert first.to(device.storage) is first
 
 
 @pytest.mark.parametrize(("given", "expected"), [("cpu", "cpu"), ("cpu:0", "cpu:0"), (torch.device("cpu"), "cpu")])

@@ -81,7 +81,7 @@ class Tensor(Axis):
         """Divide a model as the plan says, module by module, so that no more than one is whole on the device."""
         styles = resolved(model, plan_of(model, self.given))
         runtime = self.place.runtime
-        beginning = begin(model, runtime.collectives, runtime.device.torch_device, only_main=self.place.only_main)
+        beginning = begin(model, runtime.collectives, runtime.device.storage, only_main=self.place.only_main)
         divide_from(model, styles, self.mesh, beginning)
         if not self.place.layout.dp_shard_enabled:  # sharding goes through the rest itself, unit by unit
             beginning.place(model.modules())

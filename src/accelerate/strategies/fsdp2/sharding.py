@@ -77,7 +77,7 @@ def look_at(
     if plugin.param_init_fn is not None:
         materialise(model, plugin.param_init_fn)
     only_main = bool(plugin.cpu_ram_efficient_loading)
-    beginning = begin(model, runtime.collectives, runtime.device.torch_device, only_main=only_main)
+    beginning = begin(model, runtime.collectives, runtime.device.storage, only_main=only_main)
     return left_alone, parameters_of(left_alone), beginning
 
 
