@@ -16,14 +16,14 @@ CLOSE = "<= 1.02x"
 
 # row -> (line of the table, processes, blocks, steps in a block)
 CASES: dict[str, tuple[Row, int, int, int]] = {
-    "ddp": (Row("DDP, 2 processes", "`DistributedDataParallel`", CLOSE, 1.02), 2, 20, 4),
-    "fsdp1": (Row("FSDP1, 2 processes", "`FullyShardedDataParallel`", CLOSE, 1.02), 2, 20, 4),
-    "fsdp2": (Row("FSDP2, 2 processes", "`fully_shard`", CLOSE, 1.02), 2, 20, 4),
-    "tp": (Row("tensor parallel, 2 processes", "`parallelize_module`", CLOSE, 1.02), 2, 20, 4),
-    "cp": (Row("context parallel and FSDP2, 2 processes", "`context_parallel`, `fully_shard`", CLOSE, 1.02), 2, 14, 3),
-    "pp": (Row("pipeline, 2 processes", "`PipelineStage`, `Schedule1F1B`", CLOSE, 1.02), 2, 20, 4),
-    "hsdp": (Row("HSDP, 2 x 2 processes", "`fully_shard` on two axes", CLOSE, 1.02), 4, 14, 3),
-    "fsdp2_tp": (Row("FSDP2 x TP, 2 x 2 processes", "`parallelize_module`, `fully_shard`", CLOSE, 1.02), 4, 14, 3),
+    "ddp": (Row("DDP, 2 processes", "`DistributedDataParallel`", CLOSE, 1.02), 2, 20, 2),
+    "fsdp1": (Row("FSDP1, 2 processes", "`FullyShardedDataParallel`", CLOSE, 1.02), 2, 20, 2),
+    "fsdp2": (Row("FSDP2, 2 processes", "`fully_shard`", CLOSE, 1.02), 2, 20, 2),
+    "tp": (Row("tensor parallel, 2 processes", "`parallelize_module`", CLOSE, 1.02), 2, 20, 2),
+    "cp": (Row("context parallel and FSDP2, 2 processes", "`context_parallel`, `fully_shard`", CLOSE, 1.02), 2, 14, 2),
+    "pp": (Row("pipeline, 2 processes", "`PipelineStage`, `Schedule1F1B`", CLOSE, 1.02), 2, 20, 2),
+    "hsdp": (Row("HSDP, 2 x 2 processes", "`fully_shard` on two axes", CLOSE, 1.02), 4, 12, 2),
+    "fsdp2_tp": (Row("FSDP2 x TP, 2 x 2 processes", "`parallelize_module`, `fully_shard`", CLOSE, 1.02), 4, 12, 2),
 }
 START = Row(
     "building, sharding and loading 0.94 billion parameters, 2 processes", "`set_model_state_dict`", "<= 1.1x", 1.1

@@ -15,11 +15,11 @@ from torch import nn
 class Shape:
     """How large a network is, and what one process computes in a step."""
 
-    width: int = 256
-    inner: int = 688
+    width: int = 384
+    inner: int = 1024
     layers: int = 4
     vocabulary: int = 1024
-    heads: int = 4
+    heads: int = 6
     causal: bool = True
     batch: int = 4
     length: int = 64
