@@ -107,6 +107,8 @@ def _settle_version_1(plugin: Plugin) -> None:
 
 def _settle_version_2(plugin: Plugin) -> None:
     given = [name for name in OF_VERSION_1 if getattr(plugin, name) is not None]
+    if not plugin.limit_all_gathers:
+        given.append("limit_all_gathers")
     if given:
         warn_once(f"FSDP version 2 has no {', '.join(given)}; what was given has no effect.")
     for name in (*OF_VERSION_1, "forward_prefetch"):
@@ -131,6 +133,11 @@ def set_auto_wrap_policy(plugin: Plugin, model: torch.nn.Module) -> None:
     """Give a policy that came by name what it needs to know of `model`."""
     from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
+    function = getattr(plugin.auto_wrap_policy, "func", plugin.auto_wrap_policy)
+    if plugin.transformer_cls_names_to_wrap and function is not transformer_auto_wrap_policy:
+        warn_once("transformer_cls_names_to_wrap has no effect without auto_wrap_policy=TRANSFORMER_BASED_WRAP.")
+    if plugin.min_num_params and function is not size_based_auto_wrap_policy:
+        warn_once("min_num_params has no effect without auto_wrap_policy=SIZE_BASED_WRAP.")
     if plugin.auto_wrap_policy is transformer_auto_wrap_policy:
         classes = classes_to_wrap(plugin, model)
         plugin.auto_wrap_policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=classes)
@@ -172,15 +179,7 @@ def classes_to_wrap(plugin: Plugin, model: torch.nn.Module) -> set[type[torch.nn
 
 def set_state_dict_type(plugin: Plugin, chosen: Any = None) -> None:
     """Set how checkpoints are laid out, with torch's settings for it."""
-    from torch.distributed.fsdp import (
-        FullOptimStateDictConfig,
-        FullStateDictConfig,
-        LocalOptimStateDictConfig,
-        LocalStateDictConfig,
-        ShardedOptimStateDictConfig,
-        ShardedStateDictConfig,
-        StateDictType,
-    )
+    from torch.distributed.fsdp import StateDictType
 
     default = "FULL_STATE_DICT" if plugin.fsdp_version == 1 else "SHARDED_STATE_DICT"
     name = _name(chosen or plugin.state_dict_type or default)
@@ -192,16 +191,36 @@ def set_state_dict_type(plugin: Plugin, chosen: Any = None) -> None:
             did_you_mean(str(chosen), StateDictType.__members__),
         )
     plugin.state_dict_type = StateDictType[name]
-    kinds: Mapping[str, tuple[type, type, dict[str, bool]]] = {
-        "FULL_STATE_DICT": (FullStateDictConfig, FullOptimStateDictConfig, {"rank0_only": True}),
-        "SHARDED_STATE_DICT": (ShardedStateDictConfig, ShardedOptimStateDictConfig, {}),
-        "LOCAL_STATE_DICT": (LocalStateDictConfig, LocalOptimStateDictConfig, {}),
+    usual = _state_dict_configs()
+    for setting, own in zip(("state_dict_config", "optim_state_dict_config"), usual[name], strict=True):
+        given = getattr(plugin, setting)
+        if given is not None and not any(given in pair for pair in usual.values()):
+            warn_once(
+                f"{setting}={given} has no effect: state_dict_type says how checkpoints are laid out, and whole states "
+                "are put together in host memory, on the main process."
+            )
+        if not isinstance(given, type(own)):
+            setattr(plugin, setting, own)
+
+
+def _state_dict_configs() -> dict[str, tuple[Any, Any]]:
+    """Return torch's settings for each layout, of models and of optimizers."""
+    from torch.distributed import fsdp
+
+    return {
+        "FULL_STATE_DICT": (
+            fsdp.FullStateDictConfig(offload_to_cpu=True, rank0_only=True),
+            fsdp.FullOptimStateDictConfig(offload_to_cpu=True, rank0_only=True),
+        ),
+        "SHARDED_STATE_DICT": (
+            fsdp.ShardedStateDictConfig(offload_to_cpu=True),
+            fsdp.ShardedOptimStateDictConfig(offload_to_cpu=True),
+        ),
+        "LOCAL_STATE_DICT": (
+            fsdp.LocalStateDictConfig(offload_to_cpu=True),
+            fsdp.LocalOptimStateDictConfig(offload_to_cpu=True),
+        ),
     }
-    model_kind, optimizer_kind, facts = kinds[name]
-    if not isinstance(plugin.state_dict_config, model_kind):
-        plugin.state_dict_config = model_kind(offload_to_cpu=True, **facts)
-    if not isinstance(plugin.optim_state_dict_config, optimizer_kind):
-        plugin.optim_state_dict_config = optimizer_kind(offload_to_cpu=True, **facts)
 
 
 def set_cpu_offload(plugin: Plugin) -> None:

@@ -55,6 +55,40 @@ def test_what_has_no_counterpart_is_refused(section, text):
         convert_config_to_fsdp2(of(**section))
 
 
+#: As files of 0.10, 0.12, 0.20 and 0.34 had them, each with what of it is told rather than kept.
+HISTORICAL = {
+    "min_num_params: 2000, offload_params: false, sharding_strategy: 1": set(),
+    "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_backward_prefetch: BACKWARD_PRE, fsdp_offload_params: false, "
+    "fsdp_sharding_strategy: 1, fsdp_state_dict_type: FULL_STATE_DICT, fsdp_transformer_layer_cls_to_wrap: BertLayer": {
+        "fsdp_backward_prefetch"
+    },
+    "fsdp_auto_wrap_policy: NO_WRAP, fsdp_backward_prefetch: NO_PREFETCH, fsdp_forward_prefetch: true, "
+    "fsdp_sync_module_states: true, fsdp_use_orig_params: false": {
+        "fsdp_backward_prefetch",
+        "fsdp_forward_prefetch",
+        "fsdp_sync_module_states",
+        "fsdp_use_orig_params",
+    },
+    "fsdp_activation_checkpointing: true, fsdp_cpu_ram_efficient_loading: true, fsdp_ignored_modules: head.*, "
+    "fsdp_reshard_after_forward: SHARD_GRAD_OP, fsdp_version: 1": set(),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), HISTORICAL.items())
+def test_no_key_is_lost(caplog, text, told):
+    section = yaml.safe_load(f"{{{text}}}")
+    with caplog.at_level(logging.WARNING):
+        new = convert_config_to_fsdp2(of(**section))["fsdp_config"]
+    named = {key if key.startswith("fsdp_") else f"fsdp_{key}": value for key, value in section.items()}
+    kept = {key: value for key, value in named.items() if key in new and key != "fsdp_version"}
+    renamed = {"fsdp_sharding_strategy", "fsdp_reshard_after_forward", "fsdp_version"} & named.keys()
+    assert kept.keys() | told | renamed == named.keys()
+    assert all(f"{key} is left out" in caplog.text for key in told)
+    assert {key: new[key] for key in kept if key not in renamed} == {
+        key: value for key, value in kept.items() if key not in renamed
+    }
+
+
 def test_hybrid_strategies_become_axes():
     config = {**of(fsdp_sharding_strategy="HYBRID_SHARD"), "num_machines": 2}
     converted = convert_config_to_fsdp2(config)

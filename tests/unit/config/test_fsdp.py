@@ -11,9 +11,11 @@ from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
     CPUOffloadPolicy,
+    FullStateDictConfig,
     MixedPrecision,
     MixedPrecisionPolicy,
     OffloadPolicy,
+    ShardedOptimStateDictConfig,
     ShardingStrategy,
     StateDictType,
 )
@@ -129,6 +131,38 @@ def test_version_2_says_what_it_does_not_have():
     with pytest.warns(UserWarning, match="no sharding_strategy, use_orig_params; what was given has no effect"):
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2, sharding_strategy=2, use_orig_params=True)
     assert (plugin.sharding_strategy, plugin.use_orig_params, plugin.reshard_after_forward) == (None, None, True)
+
+
+WITHOUT_EFFECT = [
+    ({"fsdp_version": 2, "limit_all_gathers": False}, "no limit_all_gathers; what was given has no effect"),
+    ({"state_dict_config": FullStateDictConfig(offload_to_cpu=False)}, "^state_dict_config=.* has no effect"),
+    (
+        {"optim_state_dict_config": ShardedOptimStateDictConfig(offload_to_cpu=False)},
+        "^optim_state_dict_config=.* has no effect",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), WITHOUT_EFFECT)
+def test_what_has_no_effect_says_so(arguments, text):
+    with pytest.warns(UserWarning, match=text):
+        FullyShardedDataParallelPlugin(**arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"transformer_cls_names_to_wrap": ["Linear"]},
+        {"min_num_params": 5, "auto_wrap_policy": "NO_WRAP"},
+        {"min_num_params": 5, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_cls_names_to_wrap": "Linear"},
+        {"transformer_cls_names_to_wrap": "Linear", "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 5},
+    ],
+)
+def test_what_has_no_effect_with_a_policy_says_so(arguments):
+    plugin = FullyShardedDataParallelPlugin(**arguments)
+    with pytest.warns(UserWarning, match="has no effect without auto_wrap_policy=") as caught:
+        plugin.set_auto_wrap_policy(nn.Linear(2, 2))
+    assert len(caught) == 1
 
 
 REFUSED = [

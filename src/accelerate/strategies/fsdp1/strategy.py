@@ -37,6 +37,7 @@ from accelerate.strategies.fsdp1.wrapping import HYBRID, wrap_model
 from accelerate.strategies.fsdp2.states import whole
 from accelerate.strategies.mesh import flat_mesh, machines_mesh
 from accelerate.strategies.relink import relinked
+from accelerate.strategies.replaced import Replaced
 from accelerate.strategies.unwrap import peel
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class FullySharded(Strategy):
             self.precision.scaler = ShardedGradScaler(device, **({} if handler is None else handler.to_kwargs()))
         self._wrappers: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._shards = Shards()
+        self._replaced = Replaced()
 
     def _check_layout(self) -> None:
         layout, hybrid = self.setup.parallelism, self.plugin.sharding_strategy.name in HYBRID
@@ -94,6 +96,7 @@ class FullySharded(Strategy):
     def check(self, bundle: Bundle) -> None:
         super().check(bundle)
         refuse_spread_models(bundle)
+        self._replaced.refuse_stale(bundle)
         if self.setup.dynamo.backend != DynamoBackend.NO and not self.plugin.use_orig_params:
             raise ValueError(
                 message(
@@ -132,9 +135,11 @@ class FullySharded(Strategy):
         self, model: torch.nn.Module, *, place: bool, autocast: bool, evaluation_mode: bool
     ) -> torch.nn.Module:
         if not isinstance(model, FullyShardedDataParallel):
+            self._replaced.note(model)
             bare, model = model, wrap_model(model, self.plugin, self.mesh, self.runtime)
+            self._replaced.forget(model)
             self._wrappers[id(bare)] = weakref.ref(model)
-            self._shards.add(model)
+        self._shards.add(model)
         model = self.precision.prepare_model(model, self.runtime.device, autocast=autocast)
         return compile_model(model, self.setup.dynamo)
 

@@ -7,15 +7,16 @@ parameters are wrapped with all their users.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
 
 from accelerate.base.messages import message, warn_once
+from accelerate.strategies.fsdp2.dtypes import apart, refuse_dtypes, widen
 from accelerate.strategies.fsdp2.recompute import recompute
-from accelerate.strategies.fsdp2.sharding import look_at, refuse_wrapped, widen
+from accelerate.strategies.fsdp2.sharding import look_at, refuse_wrapped
 from accelerate.strategies.fsdp2.units import parameters_of, units_of
 
 if TYPE_CHECKING:
@@ -48,10 +49,7 @@ def wrap_model(
     if plugin.activation_checkpointing:
         _recompute(model, blocks)
     settings = settings_of(plugin, mesh, runtime.device.torch_device) | {"ignored_modules": left_alone or None}
-    places = {child: (parent, name) for parent in model.modules() for name, child in parent.named_children()}
-    for block in blocks:
-        parent, name = places[block]
-        setattr(parent, name, _wrapped(block, beginning, plugin, settings))
+    wrap_in_place(model, blocks, lambda block: _wrapped(block, beginning, plugin, settings))
     return _wrapped(model, beginning, plugin, settings)
 
 
@@ -62,9 +60,25 @@ def _wrapped(module: torch.nn.Module, beginning: Any, plugin: Any, settings: dic
     policy = plugin.mixed_precision_policy
     if policy is not None and policy.param_dtype is not None:
         widen(own)
+    ignored = parameters_of(settings["ignored_modules"] or ())
+    others = apart((module,), own, ignored, frozen=True)
+    if others:
+        wrap_in_place(module, others, lambda each: FullyShardedDataParallel(each, **settings))
+        own = list(_own_modules(module))
+    refuse_dtypes((module,), own, ignored, frozen=True)
     if not plugin.use_orig_params:
-        _refuse_mixed(module, own, settings["ignored_modules"])
+        _refuse_mixed(module, {each for one in own for each in one.parameters(recurse=False) if each not in ignored})
     return FullyShardedDataParallel(module, **settings)
+
+
+def wrap_in_place(
+    model: torch.nn.Module, modules: Iterable[torch.nn.Module], wrap: Callable[[torch.nn.Module], torch.nn.Module]
+) -> None:
+    """Put what `wrap` makes of `modules`, which are somewhere in `model`, in their places."""
+    places = {child: (parent, name) for parent in model.modules() for name, child in parent.named_children()}
+    for module in modules:
+        parent, name = places[module]
+        setattr(parent, name, wrap(module))
 
 
 def _own_modules(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -103,10 +117,8 @@ def _recompute(model: torch.nn.Module, blocks: list[torch.nn.Module]) -> None:
     recompute(blocks)
 
 
-def _refuse_mixed(unit: torch.nn.Module, own: list[torch.nn.Module], ignored: list[torch.nn.Module] | None) -> None:
+def _refuse_mixed(unit: torch.nn.Module, parameters: Iterable[torch.nn.Parameter]) -> None:
     """Refuse a unit whose one flat parameter would be frozen in parts."""
-    left = parameters_of(ignored or ())
-    parameters = {each for module in own for each in module.parameters(recurse=False) if each not in left}
     if len({parameter.requires_grad for parameter in parameters}) > 1:
         raise ValueError(
             message(

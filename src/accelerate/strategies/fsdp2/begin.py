@@ -8,7 +8,7 @@ on a device at any time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from accelerate.base.messages import message
 from accelerate.comm.collectives import Collectives
+from accelerate.strategies.fsdp2.dtypes import is_quantized
 
 #: How many elements of a tensor are looked at when ranks compare their weights.
 SAMPLED = 64
@@ -41,12 +42,15 @@ class Beginning:
         """Whether the values are those of this rank."""
         return self.collectives.rank == 0 or not self.from_main
 
-    def place(self, modules: Iterable[torch.nn.Module], ignored: Collection[torch.nn.Parameter] = ()) -> None:
+    def place(self, modules: Iterable[torch.nn.Module]) -> None:
         """Put parameters and buffers that `modules` hold themselves on the device, with the values to begin with."""
         placed: dict[torch.Tensor, torch.Tensor] = {}
         for module in modules:
             for name, parameter in module._parameters.items():
                 if parameter is None or isinstance(parameter, DTensor):
+                    continue
+                if is_quantized(parameter):
+                    module._parameters[name] = self._moved(parameter)
                     continue
                 if parameter not in placed:
                     placed[parameter] = self._placed_parameter(parameter)
@@ -56,6 +60,13 @@ class Beginning:
                     placed[buffer] = self._values(buffer)
                 if buffer is not None:
                     module._buffers[name] = placed[buffer]
+
+    def _moved(self, parameter: torch.nn.Parameter) -> Any:
+        """Return a quantized parameter on the device; its values are those of this rank."""
+        if parameter.device.type == self.device.type == "cpu":
+            return parameter
+        moved = parameter.to(self.device)
+        return moved if isinstance(moved, torch.nn.Parameter) else torch.nn.Parameter(moved, requires_grad=False)
 
     def _placed_parameter(self, parameter: torch.nn.Parameter) -> torch.nn.Parameter:
         """Return `parameter` with its values on the device; the same object unless it was on the meta device."""
@@ -126,7 +137,8 @@ def _facts(model: torch.nn.Module, *, sampled: bool) -> Iterator[tuple[str, Fact
     """Yield what is compared of each parameter and buffer; parameters that are DTensors belong to another axis."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not isinstance(tensor, DTensor):
-            sample = _sample(tensor.detach()) if sampled and not tensor.is_meta else None
+            compared = sampled and not tensor.is_meta and not is_quantized(tensor)
+            sample = _sample(tensor.detach()) if compared else None
             yield name, Fact(tuple(tensor.shape), str(tensor.dtype), tensor.is_meta, sample)
 
 

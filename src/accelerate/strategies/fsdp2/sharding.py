@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from accelerate.base.messages import message, warn_once
 from accelerate.strategies.fsdp2.begin import Beginning, begin, materialise
+from accelerate.strategies.fsdp2.dtypes import apart, quantized_modules, refuse_dtypes, widen
 from accelerate.strategies.fsdp2.public import fsdp2_prepare_auto_wrap_policy
 from accelerate.strategies.fsdp2.recompute import recompute
 from accelerate.strategies.fsdp2.units import Unit, Units, ignored_modules_of, parameters_of, units_of
@@ -41,7 +42,6 @@ def shard_model(
     left_alone, ignored, beginning = look_at(model, plugin, runtime)
     for module in left_alone:
         beginning.place(module.modules())
-    _warn_of_ignored(ignored)
     return shard_from(model, plugin, mesh, beginning, ignored)
 
 
@@ -74,6 +74,8 @@ def look_at(
     """
     plugin.set_auto_wrap_policy(model)
     left_alone = ignored_modules_of(model, plugin.ignored_modules)
+    left_alone += [module for module in quantized_modules(model) if module not in left_alone]
+    _warn_of_ignored(parameters_of(left_alone))
     if plugin.param_init_fn is not None:
         materialise(model, plugin.param_init_fn)
     only_main = bool(plugin.cpu_ram_efficient_loading)
@@ -112,6 +114,10 @@ class _Job:
             settings["mp_policy"] = policy
         if self.ignored:
             settings["ignored_params"] = self.ignored
+        for module in apart(unit, own, self.ignored, frozen=False):
+            fully_shard(module, reshard_after_forward=reshard, **settings)
+            own.remove(module)
+        refuse_dtypes(unit, own, self.ignored, frozen=False)
         fully_shard(list(unit) if len(unit) > 1 else unit[0], reshard_after_forward=reshard, **settings)
 
     def _is_ignored(self, module: torch.nn.Module) -> bool:
@@ -126,23 +132,6 @@ def own_modules(unit: Unit) -> Iterator[torch.nn.Module]:
         for child in module.children():
             if not isinstance(child, FSDPModule):
                 yield from own_modules((child,))
-
-
-def widen(modules: Iterable[torch.nn.Module]) -> None:
-    """Keep trainable parameters in fp32, which small updates need; they are computed with in the policy's dtype."""
-    narrow = [
-        parameter
-        for module in modules
-        for parameter in module._parameters.values()
-        if parameter is not None and parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16)
-    ]
-    if narrow:
-        warn_once(
-            "Trainable parameters in fp16 or bf16 are kept in fp32 from now on, and computed with in the dtype of "
-            "mixed precision: an update that is small against its parameter would be lost otherwise."
-        )
-    for parameter in narrow:
-        parameter.data = parameter.data.float()
 
 
 def refuse_wrapped(model: torch.nn.Module) -> None:

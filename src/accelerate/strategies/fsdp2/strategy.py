@@ -59,8 +59,10 @@ class FullyShard(DTensorStrategy):
         layout, mesh = self.setup.parallelism, self.setup.mesh
         if layout is None or mesh is None:
             return flat_mesh(self.runtime)
-        over_sequences = layout.cp_enabled or layout.sp_enabled
-        return mesh[tuple(layout.fsdp_dim_names if over_sequences else layout.dp_dim_names)]
+        if not (layout.cp_enabled or layout.sp_enabled):
+            return mesh[tuple(layout.dp_dim_names)]
+        shards = layout.view("shard")  # torch warns where such a view is taken out of the mesh by name
+        return mesh[tuple(layout.fsdp_dim_names)] if layout.dp_replicate_enabled or shards is None else shards
 
     def label(self) -> DistributedType:
         return DistributedType.FSDP

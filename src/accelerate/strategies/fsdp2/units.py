@@ -41,7 +41,7 @@ def units_of(model: torch.nn.Module, policy: Any, ignored: Collection[torch.nn.P
         policy: a function as `torch.distributed.fsdp.wrap` has them, a policy object of it, or None for no blocks.
         ignored: parameters that belong to no unit.
     """
-    chosen = list(_chosen(model, policy, set(ignored)))
+    chosen = [module for module in _chosen(model, policy, set(ignored)) if not _is_ignored(module, ignored)]
     users = _users((model,))
     blocks = tuple((module,) for module in chosen if _is_closed(users, (module,)))
     if len(blocks) < len(chosen):
@@ -82,6 +82,11 @@ def _visit(
         left.update(own)
 
 
+def _is_ignored(module: torch.nn.Module, ignored: Collection[torch.nn.Parameter]) -> bool:
+    """Whether a module has parameters, and all of them belong to no unit."""
+    return all(each in ignored for each in module.parameters()) and next(module.parameters(), None) is not None
+
+
 def _bottom_up(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     for child in module.children():
         yield from _bottom_up(child)
@@ -110,7 +115,11 @@ def _ends(model: torch.nn.Module, inside: Collection[torch.nn.Module]) -> Iterat
         yield (first,)
     if last is not None and last not in inside and last is not model:
         norm = final_norm(model, inside)
-        yield (last,) if norm is None else (norm, last)
+        yield (last,) if norm is None or _dtypes(norm) != _dtypes(last) else (norm, last)
+
+
+def _dtypes(module: torch.nn.Module) -> set[torch.dtype]:
+    return {parameter.dtype for parameter in module.parameters()}
 
 
 def _layer(model: torch.nn.Module, getter: str) -> torch.nn.Module | None:
@@ -146,7 +155,7 @@ def ignored_modules_of(model: torch.nn.Module, ignored: Any) -> list[torch.nn.Mo
         return []
     if not isinstance(ignored, str):
         return list(ignored)
-    expression = re.compile(ignored)
+    expression = _expression(ignored)
     found = [module for name, module in model.named_modules() if expression.fullmatch(name)]
     if not found:
         names = [name for name, _ in model.named_modules() if name]
@@ -159,6 +168,20 @@ def ignored_modules_of(model: torch.nn.Module, ignored: Any) -> list[torch.nn.Mo
             )
         )
     return found
+
+
+def _expression(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ValueError(
+            message(
+                given=f"ignored_modules={text!r}",
+                why=f"it is no regular expression: {error}",
+                allowed="a regular expression that matches the whole name of a module, such as 'encoder.*'; or modules",
+                do="put a backslash before characters that stand for themselves",
+            )
+        ) from error
 
 
 def parameters_of(modules: Iterable[torch.nn.Module]) -> set[torch.nn.Parameter]:

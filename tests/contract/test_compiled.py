@@ -1,0 +1,54 @@
+"""Compiled models, whole or block by block, train to the weights of one process.
+
+aot_eager traces what inductor compiles, forward and backward, in a tenth of the time; one case goes all the way.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from .sharded import PLAN, Case, reference_case, train_case
+
+V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+V1 = {"use_orig_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+DIVIDED = Case(plugin=None, mesh={"tp_size": 2}, plan=PLAN, clip=0.1)
+RECOMPUTED = Case(plugin={**V2, "activation_checkpointing": True}, clip=0.1, steps=2)
+COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
+CASES = {
+    "ddp": (Case(plugin=None, clip=0.1, steps=2), "aot_eager", False),
+    "fsdp2": (Case(plugin=V2, clip=0.1, steps=2), "aot_eager", False),
+    "fsdp2, recomputed, by region": (RECOMPUTED, "aot_eager", True),
+    "fsdp1, by region": (Case(plugin=V1, clip=0.1), "aot_eager", True),
+    "divided layers": (DIVIDED, "aot_eager", False),
+    "divided layers, by region": (DIVIDED, "aot_eager", True),
+    "fsdp2, by region, all the way": (Case(plugin=V2, clip=0.1, steps=2), "inductor", True),
+}
+
+
+def train(case: Case) -> dict[str, Any]:
+    """Train from a state in which nothing is compiled yet."""
+    torch._dynamo.reset()
+    return train_case(case)
+
+
+@pytest.mark.parametrize(
+    ("case", "backend", "regional"),
+    [pytest.param(*each, marks=COMPILER if "inductor" in each else ()) for each in CASES.values()],
+    ids=CASES.keys(),
+)
+def test_weights_are_those_of_one_process(pair, case, backend, regional):
+    """fp32: weights and norms equal within 1e-5."""
+    from accelerate.utils import TorchDynamoPlugin
+
+    plugin = TorchDynamoPlugin(backend=backend, use_regional_compilation=regional)
+    outcome = pair.run(train, replace(case, options={"dynamo_plugin": plugin}))[0]
+    expected = reference_case(case)
+    assert outcome["weights"].keys() == expected["weights"].keys()
+    assert outcome["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(outcome["weights"][name], weight, atol=1e-5, rtol=0)
