@@ -40,6 +40,7 @@ NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 FAREWELL = 0.5
 #: How often torch may close a group of processes that have ended, and the seconds in between.
 CLOSINGS, PAUSE = 100, 0.05
+CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 TORCH_LOGGERS = ("torch.distributed.elastic", "torch.distributed.run")
 
 
@@ -89,8 +90,8 @@ def check_port(port: int) -> None:
 
 def _run(plan: LaunchPlan, folder: RunFolder) -> int:
     """Drive the agent with the environment prepared."""
-    from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing import SignalException
+    with quiet_import():
+        from torch.distributed import run as torchrun
 
     arguments = torchrun.parse_args(list(plan.argv[1 + len(TORCHRUN) :]))
     standalone, arguments.standalone = arguments.standalone, False
@@ -103,19 +104,26 @@ def _run(plan: LaunchPlan, folder: RunFolder) -> int:
             config.local_addr = own_address(plan)
         agent = meet(plan, lambda: _agent(plan, folder, _spec(config, entrypoint, words, standalone), config))
         hand_on_user_signals(agent)
-        try:
-            result = meet(plan, agent.run)
-        except SignalException as stopped:
-            if stopped.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None
-            return 128 + stopped.sigval
-        except Ended as other:
-            say(f"{other}; the processes of this machine were stopped")
-            return other.code
-        failure = agent.watch.root() if result is not None and result.is_failed() else None
-        if failure is None:
-            return 0
-        _tell_others(plan, agent, failure)
+        return _drive(plan, agent)
+
+
+def _drive(plan: LaunchPlan, agent: Any) -> int:
+    """Let the agent run until the end, and return 0 or the exit code of the process that failed first."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    try:
+        result = meet(plan, agent.run)
+    except SignalException as stopped:
+        if stopped.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        return 128 + stopped.sigval
+    except Ended as other:
+        say(f"{other}; the processes of this machine were stopped")
+        return other.code
+    failure = agent.watch.root() if result is not None and result.is_failed() else None
+    if failure is None:
+        return 0
+    _tell_others(plan, agent, failure)
     say_failure(plan, failure)
     return failure.exit_code
 
@@ -290,6 +298,22 @@ def _closing(close: Any, watch: Watch) -> Any:
             time.sleep(PAUSE)
 
     return closing
+
+
+@contextmanager
+def quiet_import() -> Iterator[None]:
+    """Have torch's C++ code, imported inside the block, print errors alone in this process, rather than stacks.
+
+    What the processes of the run print is theirs to choose; LOGLEVEL brings everything back.
+    """
+    if CPP_LEVEL in os.environ or "LOGLEVEL" in os.environ:
+        yield
+        return
+    os.environ[CPP_LEVEL] = "ERROR"
+    try:
+        yield
+    finally:
+        del os.environ[CPP_LEVEL]
 
 
 @contextmanager

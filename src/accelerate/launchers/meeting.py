@@ -95,13 +95,14 @@ def unreachable(plan: LaunchPlan, error: str, waited: float) -> RuntimeError:
     )
 
 
-def not_met(plan: LaunchPlan, waited: float, error: BaseException) -> RuntimeError:
-    """Return the error for machines that didn't all come, or were lost while they met."""
+def not_met(plan: LaunchPlan, waited: float, error: BaseException, lost: bool = False) -> RuntimeError:
+    """Return the error for machines that didn't all come, or for a main one that was lost."""
+    said = f"the main machine was lost after {waited:.0f} s" if lost else f"they weren't together after {waited:.0f} s"
     return RuntimeError(
         message(
             given=f"machine {plan.machine_rank} of {plan.num_machines}, meeting the others at {plan.address}, "
             f"port {plan.port}",
-            why=f"they weren't together after {waited:.0f} s: {first_line(error)}",
+            why=f"{said}: {first_line(error)}",
             allowed=f"{plan.num_machines} machines that start the same launch within the time limit",
             do="look at the launch on the other machines, each with its own --machine_rank; "
             "--rdzv_conf timeout=SECONDS waits longer",
@@ -121,8 +122,8 @@ def meet(plan: LaunchPlan, run: Callable[[], Any]) -> Any:
     Raises:
         RuntimeError: not all came.
     """
-    from torch.distributed import DistError
-    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed import DistError, DistNetworkError
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousError
 
     started = time.monotonic()
     try:
@@ -130,4 +131,5 @@ def meet(plan: LaunchPlan, run: Callable[[], Any]) -> Any:
     except (DistError, RendezvousError) as error:
         if plan.num_machines == 1:
             raise
-        raise not_met(plan, time.monotonic() - started, error) from error
+        lost = isinstance(error, (DistNetworkError, RendezvousConnectionError))
+        raise not_met(plan, time.monotonic() - started, error, lost) from error

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from accelerate.base.messages import message
-from accelerate.base.ports import get_free_port
 from accelerate.launchers.base import Launcher
 from accelerate.launchers.command import command
 from accelerate.launchers.console import say
@@ -104,6 +103,8 @@ class Worker:
 
     def where(self) -> tuple[str, int]:
         """Return the address of the machine, and a port that is free there."""
+        from accelerate.base.ports import get_free_port
+
         return _own_address(), int(get_free_port())
 
     def work(self, argv: Sequence[str], env: Mapping[str, str], folder: str) -> int:

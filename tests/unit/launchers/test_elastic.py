@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import sys
 import types
@@ -10,6 +11,8 @@ import types
 import pytest
 
 from accelerate.launchers import elastic
+
+CPP = elastic.CPP_LEVEL
 
 
 def test_a_free_port_is_no_matter() -> None:
@@ -46,3 +49,14 @@ def test_torch_is_quiet_unless_asked(monkeypatch: pytest.MonkeyPatch, loglevel: 
     with elastic.quiet_torch():
         assert logger.level == level
     assert logger.level == logging.WARNING
+
+
+@pytest.mark.parametrize(("given", "inside"), [({}, "ERROR"), ({"LOGLEVEL": "INFO"}, None), ({CPP: "INFO"}, "INFO")])
+def test_torch_prints_no_stacks_of_its_own_unless_somebody_wants_them(monkeypatch, given, inside):
+    for name in ("LOGLEVEL", CPP):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with elastic.quiet_import():
+        assert os.environ.get(CPP) == inside
+    assert os.environ.get(CPP) == given.get(CPP)

@@ -99,4 +99,6 @@ def test_machines_that_do_not_all_come_are_told_apart_from_defects() -> None:
     with pytest.raises(DistStoreError):
         meeting.meet(LaunchPlan("torchrun", ()), fail)
     assert meeting.meet(plan(29500), lambda: 3) == 3
+    lost = meeting.not_met(plan(29500), 9.6, ConnectionResetError("reset"), lost=True)
+    assert "the main machine was lost after 10 s: reset\n" in str(lost)
     assert meeting.first_line(ValueError()) == "ValueError"

@@ -101,7 +101,8 @@ def ensure_role(config: SageMakerConfig, agrees: Callable[[str], bool]) -> None:
 def _offer(role_name: str, error: Exception, agrees: Callable[[str], bool]) -> None:
     """Offer to create a role that isn't there; say so when it couldn't be looked for."""
     if type(error).__name__ != "NoSuchEntityException":
-        print(f"Nobody looked whether there is an IAM role {role_name}: {' '.join(str(error).split())}")
+        lines = dict(line.partition(": ")[::2] for line in str(error).splitlines())
+        print(f"Nobody looked whether there is an IAM role {role_name}: {lines.get('Why not', error)}")
     elif agrees(f"There is no IAM role {role_name}. Create it, with what training jobs need?"):
         _create_iam_role_for_sagemaker(role_name)
         print(f"Created the IAM role {role_name}")
