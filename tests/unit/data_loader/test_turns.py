@@ -67,6 +67,23 @@ def test_labels_that_are_shifted_already_stay_so():
     assert FakeWorld(2).run(work) == [[[[5, 6]], [[15, 16]]], [[[7, 8]], [[17, 18]]]]
 
 
+def test_shorter_sequences_are_padded_between_cpus():
+    def work(ranks):
+        data = samples(2, attention_mask=torch.ones(LENGTH, dtype=torch.long))
+        data[1] = {name: value[:2] for name, value in data[1].items()}
+        loader, _ = turns(ranks, data=data)
+        return list(loader)[1]
+
+    parts = FakeWorld(2).run(work)
+    whole = {name: torch.cat([part[name] for part in parts], dim=1).tolist() for name in parts[0]}
+    assert whole == {
+        "input_ids": [[10, 11, 0, 0]],
+        "shift_labels": [[11, -100, -100, -100]],
+        "position_ids": [[0, 1, 2, 3]],
+        "attention_mask": [[1, 1, 0, 0]],
+    }
+
+
 def test_slices_of_one_batch_are_put_together():
     def work(ranks):
         loader, _ = turns(ranks, count=8, batch_size=4, split=True)
