@@ -27,7 +27,7 @@ from accelerate.checkpointing.source import Source
 from accelerate.config.enums import DistributedType, DynamoBackend
 from accelerate.config.schedules import SCHEDULES
 from accelerate.strategies import norms
-from accelerate.strategies.axes.elsewhere import is_elsewhere
+from accelerate.strategies.axes.elsewhere import is_elsewhere, local_of
 from accelerate.strategies.axes.parts import Part
 from accelerate.strategies.axes.pipeline import Fitting, Pipeline, Pipelined
 from accelerate.strategies.axes.select import combined
@@ -152,10 +152,13 @@ class Staged(Strategy):
         counted = norms.gradients_by_mesh(each for each in held if not getattr(each, "is_borrowed", False))
         total = combined(self.axes, norm_type)(norms.total_norm(counted.values(), norm_type))
         factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        gradients = [each.grad for each in held if each.grad is not None]
+        gradients = [local_of(each.grad) for each in held if each.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)
         return total
+
+    def clip_grad_value_(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
+        norms.clip_grad_value_(parameters, clip_value)
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the full state of `model` in host memory on rank 0, an empty dictionary on the others."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed.pipelining import pipe_split
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -165,11 +165,19 @@ def _record(module: torch.nn.Module, name: str, shapes: torch.nn.Module, mode: F
 
 
 def _learn(given: Template, shapes: torch.nn.Module, mode: FakeTensorMode, training: bool) -> Template:
-    """Return what a module returns for arguments of some shapes."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), mode:
-        tensors = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in given.tensors]
-        args, kwargs = given.filled(tensors)
-        return Template(shapes.train(training)(*args, **kwargs))
+    """Return what a module returns for arguments of some shapes; one that looks at values is shown some."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        try:
+            with mode:
+                return _returned(given, shapes.train(training))
+        except DataDependentOutputException:
+            return _returned(given, _copy(shapes, {}, {}, "cpu"))
+
+
+def _returned(given: Template, module: torch.nn.Module) -> Template:
+    tensors = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype).zero_() for each in given.tensors]
+    args, kwargs = given.filled(tensors)
+    return Template(module(*args, **kwargs))
 
 
 def _call_of_shapes(tensors: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
