@@ -18,7 +18,7 @@ from accelerate.config.files import check_keys
 from accelerate.config.fsdp import FullyShardedDataParallelPlugin
 from accelerate.config.megatron import MegatronSettings
 from accelerate.config.mpirun import MpirunSettings
-from accelerate.config.option import Boolean, Choice, Integer, Listing, Section, Text, option, options, shared
+from accelerate.config.option import Boolean, Choice, Integer, Listing, Option, Section, Text, option, options, shared
 from accelerate.config.parallelism_settings import ParallelismSettings
 from accelerate.config.resolve import Settings
 from accelerate.config.schema import BaseConfig
@@ -288,10 +288,19 @@ def read_section(name: str, plugin: type, content: Mapping[str, Any], where: str
     prefix = name.removesuffix("config")
     full = {key if key in by_key else f"{prefix}{key}" if f"{prefix}{key}" in by_key else key: key for key in content}
     check_keys(full, by_key, f"section {name} of {where}")
-    return {
-        key: None if content[short] is None else value_of(by_key[key].read(content[short], f"{name}.{key} in {where}"))
+    found = {
+        key: None if content[short] is None else by_key[key].read(content[short], f"{name}.{key} in {where}")
         for key, short in full.items()
     }
+    return {key: _plain(by_key[key], value) for key, value in found.items()}
+
+
+def _plain(declared: Option, value: Any) -> Any:
+    """Return a value as a config file holds it: names in one line, as every release reads them."""
+    kind = declared.kind
+    return (
+        kind.format(value) if isinstance(kind, Listing) and not kind.repeat and value is not None else value_of(value)
+    )
 
 
 def by_dest(plugin: type, section: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,6 +102,14 @@ def test_update_rewrites_in_todays_words(home: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == f"Rewrote {home / 'c.yaml'}\n"
 
 
+def test_update_does_not_warn_of_what_it_mends(home: Path, recwarn: pytest.WarningsRecorder) -> None:
+    section = "{fsdp_backward_prefetch_policy: BACKWARD_PRE}"
+    (home / "c.yaml").write_text(f"{{distributed_type: FSDP, num_processes: 2, fsdp_config: {section}}}")
+    run("update", "--config_file", str(home / "c.yaml"))
+    assert yaml.safe_load((home / "c.yaml").read_text())["fsdp_config"] == {"fsdp_backward_prefetch": "BACKWARD_PRE"}
+    assert [str(one.message) for one in recwarn] == []
+
+
 def test_update_needs_a_file(home: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere\.yaml"):
         run("update", "--config_file", "nowhere.yaml")

@@ -333,3 +333,11 @@ def test_sagemaker_has_a_schema_of_its_own(load):
         "enable_cpu_affinity": False,
     }
     assert SageMakerConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize("written", ["BertLayer, BertHead", ["BertLayer", "BertHead"]])
+def test_names_are_rewritten_as_earlier_releases_read_them(written):
+    content = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_transformer_layer_cls_to_wrap": written}}
+    config = ClusterConfig.from_dict(content)
+    assert config.to_dict()["fsdp_config"] == {"fsdp_transformer_layer_cls_to_wrap": "BertLayer,BertHead"}
+    assert config.values()["fsdp_transformer_layer_cls_to_wrap"] == ["BertLayer", "BertHead"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ def update_config(args: argparse.Namespace) -> Path:
                 do="correct the path, or write a file with `accelerate config`",
             )
         )
-    return write_config(path, load_config(path).to_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of old spellings, which are replaced right now
+        return write_config(path, load_config(path).to_dict())
 
 
 def update_command_parser(parser: Any, parents: list[argparse.ArgumentParser]) -> argparse.ArgumentParser:
