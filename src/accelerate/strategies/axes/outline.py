@@ -95,7 +95,7 @@ class Outline:
                 _record(module, name, shapes.get_submodule(name), mode, name in self.split_points)
         _met.append([])
         try:
-            with torch.no_grad(), warnings.catch_warnings():
+            with torch.enable_grad(), warnings.catch_warnings():  # so that the model's own no_grad is noticed
                 warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # what torch says to torch
                 traced: Any = torch.export.export(around(copy), tuple(example), strict=False).module()
         except RuntimeError as error:
