@@ -39,10 +39,10 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def multiplied(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> list[torch.Tensor]:
-    """Return tensors, DTensors among them, times a plain number, which is a tensor."""
-    products = torch._foreach_mul([local_of(each) for each in tensors], factor) if tensors else ()
-    return [_as(each, product) for each, product in zip(tensors, products, strict=True)]
+def multiply_(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiply tensors, DTensors among them, in place by a plain number, which is a tensor."""
+    if tensors:
+        torch._foreach_mul_([local_of(each) for each in tensors], factor)
 
 
 def zeros_like(parameter: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from accelerate.base.messages import message
-from accelerate.strategies.axes.elsewhere import multiplied
+from accelerate.strategies.axes.elsewhere import multiply_
 
 
 class Returned:
@@ -68,7 +68,11 @@ class _Released(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *factors: torch.Tensor) -> Any:
-        return (None, None, None, *multiplied(ctx.gradients, factors[0] * ctx.factor))
+        gradients, ctx.gradients = ctx.gradients, None  # parameters take over what nobody else holds
+        if gradients is None:
+            raise RuntimeError(_handed_out())
+        multiply_(gradients, factors[0] * ctx.factor)
+        return (None, None, None, *gradients)
 
 
 class Release(torch.nn.Module):
@@ -82,3 +86,12 @@ class Release(torch.nn.Module):
         """Return `loss`, whose backward pass gives the parameters `gradients` times `factor`."""
         anchor = torch.zeros_like(loss, requires_grad=True)  # a stage without anything to train has a backward pass too
         return _Released.apply(loss, [*gradients, torch.zeros_like(loss)], factor, *self.held, anchor)
+
+
+def _handed_out() -> str:
+    return message(
+        given="a second backward pass of the loss of one batch",
+        why="the gradients of a pipeline are computed once, when the model is called, and were handed out already",
+        allowed="one backward pass for each call of the model",
+        do="call the model again, or backward once with the sum of what depends on its loss",
+    )
