@@ -72,6 +72,8 @@ def _validator(declared: Option) -> Callable[[str], bool | str]:
     """Return the check that questionary makes while a person types: True, or what is wrong."""
 
     def check(text: str) -> bool | str:
+        if not text and declared.default is None:
+            return True  # the question says what no answer means
         try:
             declared.kind.parse(text)
         except ValueError as error:

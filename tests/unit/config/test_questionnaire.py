@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from accelerate.config import questionnaire
 from accelerate.config.cluster import ClusterConfig
 from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.enums import ComputeEnvironment, DistributedType, DynamoBackend
 from accelerate.config.option import Boolean, Choice, Integer, Option, Text, options
+from accelerate.config.parallelism_settings import ParallelismSettings
 from accelerate.config.questionnaire import ask, file_content, on_terminal
 
 CLASSES = (ClusterConfig, TorchDynamoPlugin)
@@ -167,3 +169,50 @@ def test_text_is_checked_while_it_is_typed(screen, kind, suggestion, default):
     assert arguments["validate"]("3") is True
     if isinstance(kind, Integer):
         assert arguments["validate"]("0") == "it is smaller than 1; allowed: a whole number, 1 or more"
+
+
+@pytest.mark.parametrize(
+    ("script", "asked", "content"),
+    [
+        ({}, {"has_axes"}, {}),
+        (
+            {"has_axes": True, "parallelism_config_tp_size": "2"},
+            {"has_axes", *(f"parallelism_config_{name}_size" for name in ("dp_replicate", "tp", "cp", "pp"))},
+            {"dp_replicate_size": 1, "tp_size": 2, "cp_size": 1, "pp_size": 1},
+        ),
+        (
+            {
+                "has_axes": True,
+                "distributed_type": "FSDP",
+                "parallelism_config_dp_shard_size": "4",
+                "parallelism_config_pp_size": "2",
+                "parallelism_config_pp_schedule": "interleaved",
+                "parallelism_config_pp_num_microbatches": "",
+            },
+            {"parallelism_config_dp_shard_size", "parallelism_config_pp_schedule"},
+            {
+                "dp_replicate_size": 1,
+                "dp_shard_size": 4,
+                "tp_size": 1,
+                "cp_size": 1,
+                "pp_size": 2,
+                "pp_schedule": "interleaved",
+            },
+        ),
+    ],
+    ids=["not wanted", "divided layers", "a pipeline of shards"],
+)
+def test_how_processes_share_models_is_asked_where_they_do(script, asked, content):
+    person = Person(**{"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU", **script})
+    answers = ask(ClusterConfig, ParallelismSettings, prompt=person)
+    about = {dest for dest in person.asked if dest == "has_axes" or dest.startswith("parallelism")}
+    assert about == asked if "parallelism_config_pp_size" not in script else asked < about
+    found = file_content(answers, ClusterConfig, ParallelismSettings).get("parallelism_config", {})
+    assert found == {f"parallelism_config_{name}": value for name, value in content.items()}
+
+
+def test_no_answer_is_an_answer_where_nothing_is_the_default():
+    check = questionnaire._validator(options(ParallelismSettings)["pp_num_microbatches"])
+    assert check("") is True
+    assert "whole number" in str(check("two"))
+    assert "whole number" in str(questionnaire._validator(options(ParallelismSettings)["pp_size"])(""))
