@@ -69,25 +69,10 @@ def train(arguments: Mapping[str, Any], channels: Mapping[str, str] | None) -> A
     Raises:
         ValueError: the trainer has no word for an argument.
     """
-    import boto3
     from sagemaker.core import shapes
-    from sagemaker.core.helper.session_helper import Session
     from sagemaker.core.training import configs
-    from sagemaker.train import ModelTrainer
 
-    settings = trainer_settings(arguments)
-    settings = {
-        name: getattr(configs, CLASSES[name])(**value) if name in CLASSES else value for name, value in settings.items()
-    }
-    session = boto3.Session()  # one that was made before may be of another region or profile
-    if "training_image" not in settings:
-        settings["training_image"] = image(arguments, session.region_name)
-    trainer = ModelTrainer(
-        **settings,
-        sagemaker_session=Session(boto_session=session),
-        distributed=_runner(arguments.get("distribution")),
-        tags=[shapes.Tag(key=tag["Key"], value=tag["Value"]) for tag in arguments.get("tags") or []] or None,
-    )
+    trainer = _trainer(arguments)
     metrics = arguments.get("metric_definitions") or []
     if metrics:
         trainer.with_metric_definitions(
@@ -96,6 +81,29 @@ def train(arguments: Mapping[str, Any], channels: Mapping[str, str] | None) -> A
     data = [configs.InputData(channel_name=name, data_source=place) for name, place in (channels or {}).items()]
     trainer.train(input_data_config=data or None, wait=False, logs=False)
     return trainer._latest_training_job  # the SDK has no public name for it
+
+
+def _trainer(arguments: Mapping[str, Any]) -> Any:
+    """Return the SDK's trainer for the arguments of the estimator."""
+    import boto3
+    from sagemaker.core import shapes
+    from sagemaker.core.helper.session_helper import Session
+    from sagemaker.core.training import configs
+    from sagemaker.train import ModelTrainer
+
+    session = boto3.Session()  # one that was made before may be of another region or profile
+    settings = {
+        name: getattr(configs, CLASSES[name])(**value) if name in CLASSES else value
+        for name, value in trainer_settings(arguments).items()
+    }
+    if "training_image" not in settings:
+        settings["training_image"] = image(arguments, session.region_name)
+    return ModelTrainer(
+        **settings,
+        sagemaker_session=Session(boto_session=session),
+        distributed=_runner(arguments.get("distribution")),
+        tags=[shapes.Tag(key=tag["Key"], value=tag["Value"]) for tag in arguments.get("tags") or []] or None,
+    )
 
 
 def trainer_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
