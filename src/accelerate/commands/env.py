@@ -95,10 +95,11 @@ def _accelerator() -> dict[str, str]:
 def _config(config_file: str | None) -> dict[str, Any] | str:
     """Return the content of the config file, or why there is none."""
     from accelerate.config.files import default_config_path
-    from accelerate.config.load import load_config
 
     if config_file is None and not default_config_path().is_file():
         return "Not found"
+    from accelerate.config.load import load_config
+
     return load_config(config_file).to_dict()
 
 

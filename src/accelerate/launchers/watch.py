@@ -124,11 +124,18 @@ class Watch:
         failures = [ending for ending in self.endings if ending.code != 0]
         if not failures:
             return None
-        first, claim = min(failures, key=self._began), self.folder.claim()
+        claim = self.folder.claim()
+        own = [one for one in failures if not self._was_ended(one) or (claim is not None and claim.pid == one.pid)]
+        first = min(own or failures, key=self._began)
         if claim is None or claim.pid != first.pid:
             return first
         # An exception means 1, also when the process didn't get to say so because it was asked to hurry.
-        return dataclasses.replace(first, code=1 if first.code == -signal.SIGTERM else first.code, error=claim.error)
+        return dataclasses.replace(first, code=1 if self._was_ended(first) else first.code, error=claim.error)
+
+    def _was_ended(self, ending: Ending) -> bool:
+        """Whether the launcher ended a process, which may have been leaving by itself, but too slowly."""
+        asked = self.stopped_at is not None and ending.time > self.stopped_at
+        return asked and ending.code in (-signal.SIGTERM, -signal.SIGKILL)
 
     def _began(self, ending: Ending) -> float:
         """Return when a process began to end.

@@ -58,6 +58,8 @@ def start() -> Iterator[Start]:
         ([(0, 1, 1.0), (1, -15, 1.02)], {}, None, 1.0, (0, 1, "")),
         # leaves with a code of its own, without an exception
         ([(0, 1, 1.2), (1, 7, 1.4)], {0: 1.1, 1: 1.0}, 0, 1.2, (1, 7, "")),
+        # two leave with a code of their own, and the launcher ends the slower one, which was the first to leave
+        ([(0, 75, 1.2), (1, -9, 6.0)], {0: 1.1, 1: 1.0}, None, 1.2, (0, 75, "")),
     ],
 )
 def test_the_first_failure(folder: RunFolder, endings, left, claim, stopped_at, root) -> None:
