@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from .sharded import PLAN, Case, reference_case, train_case
+from .sharded import (
+    PLAN,
+    Case,
+    accelerator_for,
+    build,
+    groups,
+    loss_of,
+    micro_batches,
+    reference_case,
+    train_case,
+)
 
 V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 V1 = {"use_orig_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
@@ -36,6 +46,21 @@ def train(case: Case) -> dict[str, Any]:
     return train_case(case)
 
 
+def train_compiled(case: Case) -> dict[str, Any]:
+    """Train a model that the script has compiled; return the whole weights and the norms of clipping."""
+    torch._dynamo.reset()
+    accelerator = accelerator_for(case)
+    model = torch.compile(build(case), backend="aot_eager")
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(groups(model), lr=0.1, momentum=0.9))
+    norms = []
+    for tokens in micro_batches(case, accelerator.process_index, accelerator.num_processes):
+        accelerator.backward(loss_of(model, tokens))
+        norms.append(float(accelerator.clip_grad_norm_(model.parameters(), case.clip)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"weights": accelerator.get_state_dict(model), "norms": norms}
+
+
 @pytest.mark.parametrize(
     ("case", "backend", "regional"),
     [pytest.param(*each, marks=COMPILER if "inductor" in each else ()) for each in CASES.values()],
@@ -46,8 +71,18 @@ def test_weights_are_those_of_one_process(pair, case, backend, regional):
     from accelerate.utils import TorchDynamoPlugin
 
     plugin = TorchDynamoPlugin(backend=backend, use_regional_compilation=regional)
-    outcome = pair.run(train, replace(case, options={"dynamo_plugin": plugin}))[0]
-    expected = reference_case(case)
+    check(pair.run(train, replace(case, options={"dynamo_plugin": plugin}))[0], reference_case(case))
+
+
+@pytest.mark.parametrize("plugin", [V2, V1], ids=["fsdp2", "fsdp1"])
+def test_a_model_that_is_compiled_already(pair, plugin):
+    """fp32: weights and norms equal within 1e-5."""
+    case = Case(plugin=plugin, clip=0.1)
+    check(pair.run(train_compiled, case)[0], reference_case(case))
+
+
+def check(outcome: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare what training has come to."""
     assert outcome["weights"].keys() == expected["weights"].keys()
     assert outcome["norms"] == pytest.approx(expected["norms"], rel=1e-5)
     for name, weight in expected["weights"].items():

@@ -48,7 +48,7 @@ def extract_model_from_parallel(
     if not keep_fp32_wrapper and has_autocast(bare):
         bare = share(bare)
         strip_autocast(bare)
-    return _compiled_again(bare, compiled if keep_torch_compile else None)
+    return compiled_again(bare, compiled if keep_torch_compile else None)
 
 
 def peel(model: Any, *, parallel: bool) -> tuple[Any, Any]:
@@ -73,7 +73,7 @@ def _is_parallel(model: Any) -> bool:
     return isinstance(model, tuple(getattr(module, name) for module, name in loaded if hasattr(module, name)))
 
 
-def _compiled_again(model: torch.nn.Module, compiled: Any) -> torch.nn.Module:
+def compiled_again(model: torch.nn.Module, compiled: Any) -> torch.nn.Module:
     """Return `compiled` if it compiles `model`, a new wrapper that compiles `model` the same way if not."""
     if compiled is None:
         return model
@@ -99,7 +99,7 @@ def _without_inner_wrappers(
         if child is not None and id(child) not in done:
             bare, wrapper = peel(child, parallel=parallel)
             bare = _without_inner_wrappers(bare, parallel=parallel, compiled=compiled, done=done)
-            done[id(child)] = _compiled_again(bare, None if compiled else wrapper)
+            done[id(child)] = compiled_again(bare, None if compiled else wrapper)
         children[name] = None if child is None else done[id(child)]
     same = all(children[name] is child for name, child in model._modules.items())
     return model if same and not (compiled and compiles_in_place(model)) else share(model, children)

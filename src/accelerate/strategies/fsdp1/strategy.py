@@ -21,7 +21,7 @@ from accelerate.checkpointing.records import Record
 from accelerate.config.enums import DistributedType, DynamoBackend
 from accelerate.strategies.base import One, Setup, Strategy, refuse_spread_models
 from accelerate.strategies.bundle import Bundle
-from accelerate.strategies.compile import compile_model
+from accelerate.strategies.compile import compile_model, is_compiled_module
 from accelerate.strategies.fsdp1.flat import Held, Shards, names_of
 from accelerate.strategies.fsdp1.records import (
     FlatModelRecord,
@@ -38,7 +38,7 @@ from accelerate.strategies.fsdp2.states import whole
 from accelerate.strategies.mesh import flat_mesh, machines_mesh
 from accelerate.strategies.relink import relinked
 from accelerate.strategies.replaced import Replaced
-from accelerate.strategies.unwrap import peel
+from accelerate.strategies.unwrap import compiled_again, peel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -97,7 +97,8 @@ class FullySharded(Strategy):
         super().check(bundle)
         refuse_spread_models(bundle)
         self._replaced.refuse_stale(bundle)
-        if self.setup.dynamo.backend != DynamoBackend.NO and not self.plugin.use_orig_params:
+        compiles = self.setup.dynamo.backend != DynamoBackend.NO or any(map(is_compiled_module, bundle.models))
+        if compiles and not self.plugin.use_orig_params:
             raise ValueError(
                 message(
                     given="torch.compile with fsdp_version=1 and use_orig_params=False",
@@ -134,6 +135,7 @@ class FullySharded(Strategy):
     def prepare_model(
         self, model: torch.nn.Module, *, place: bool, autocast: bool, evaluation_mode: bool
     ) -> torch.nn.Module:
+        model, compiled = peel(model, parallel=False)
         if not isinstance(model, FullyShardedDataParallel):
             self._replaced.note(model)
             bare, model = model, wrap_model(model, self.plugin, self.mesh, self.runtime)
@@ -141,7 +143,7 @@ class FullySharded(Strategy):
             self._wrappers[id(bare)] = weakref.ref(model)
         self._shards.add(model)
         model = self.precision.prepare_model(model, self.runtime.device, autocast=autocast)
-        return compile_model(model, self.setup.dynamo)
+        return compile_model(compiled_again(model, compiled), self.setup.dynamo)
 
     def wrapper_of(self, model: Any) -> Any:
         """Return the wrapper of a model: of a compiled one, or of the bare one."""
