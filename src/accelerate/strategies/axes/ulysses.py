@@ -140,6 +140,7 @@ class DividedAttention:
             found = self._shapes[shape] = self._made_for(*shape)
         return found
 
+    @torch.compiler.disable  # DeepSpeed writes the group down here, where compiled code finds it
     def _made_for(self, rows: int, heads: int, key_heads: int, size: int) -> Any:
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
