@@ -11,7 +11,7 @@ from benchmarks.harness import Pairs, Picture, Row, Side, Suite, run_worker
 FILES = "`save_file` and `torch.save`, page cache"
 READ = "`load_file`, `torch.load`, `load_state_dict`"
 RAW = "raw `torch.distributed.checkpoint`"
-SIZES = (0.1, 0.3, 1.0, 2.0)  #: gigabytes of state in the picture
+SIZES = (0.1, 0.5, 1.0, 2.0, 4.0)  #: gigabytes of state in the picture
 
 ROWS = {
     "save": Row("`save_state`, on the disk when it returns, 1 GB", FILES, "<= 1.1x", 1.1),

@@ -50,12 +50,18 @@ def settle(gigabytes: float) -> None:
     A virtual machine may give free memory back to its host, and get it again at the price of seconds per gigabyte.
     """
     os.sync()
-    size = int(gigabytes * 2.5e9)
+    size = min(int(gigabytes * 2.5e9), available() // 2)
     with mmap.mmap(-1, size) as memory:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         for place in range(0, size, mmap.PAGESIZE):
             memory[place] = 1
+
+
+def available() -> int:
+    """Return how many bytes of memory are to be had."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
 
 
 def clock(work: Callable[[], object]) -> float:

@@ -14,11 +14,13 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from accelerate.base.messages import message, warn_once
+from accelerate.checkpointing.durable import beside_training
 from accelerate.checkpointing.save import Job
 from accelerate.comm.collectives import Alone, Collectives, TorchCollectives
 
@@ -33,6 +35,8 @@ class Background:
         self._collectives: Collectives | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._hurry = threading.Event()  #: somebody waits for the writer
+        self._trains = 0  #: the thread that training runs on, as the system numbers it
 
     def collectives(self, foreground: Collectives) -> Collectives | None:
         """Return the wire for a save beside training; None when this kind of run has none."""
@@ -58,15 +62,16 @@ class Background:
         atexit.unregister(self._leave)
         atexit.register(self._leave)
         # Not a daemon: the interpreter waits for it before it ends.
+        self._trains = threading.get_native_id()
+        self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(job,), name="accelerate-checkpoint")
         self._thread.start()
 
     def _run(self, job: Job) -> None:
-        if hasattr(os, "setpriority"):
-            with suppress(OSError):  # training comes first where the system lets a thread say so
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        step_aside(self._trains)
         try:
-            job.run()
+            with beside_training(self._hurry):
+                job.run()
         except BaseException as error:
             self._error = error
 
@@ -77,6 +82,7 @@ class Background:
             RuntimeError: it failed; its cause is what the writer met.
         """
         if self._thread is not None:
+            self._hurry.set()
             self._thread.join()
             self._thread = None
         error, self._error = self._error, None
@@ -108,6 +114,28 @@ class Background:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(EXIT_CODE)
+
+
+def step_aside(other: int) -> None:
+    """Let the thread `other` of this process come first, as far as the system lets this one say so.
+
+    This thread takes less of a core that both want, and stays off the core that `other` is on: it would get there
+    whenever a disk has answered, and `other` would wait.
+    """
+    mine = threading.get_native_id()
+    if hasattr(os, "setpriority"):
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, mine, 10)
+    if hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):
+            cores = os.sched_getaffinity(mine) - {_core_of(other)}
+            if cores:
+                os.sched_setaffinity(mine, cores)
+
+
+def _core_of(thread: int) -> int:
+    """Return the core that a thread of this process runs on; Linux says so behind its name and 36 other fields."""
+    return int(Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[36])
 
 
 def new_stager() -> Any:

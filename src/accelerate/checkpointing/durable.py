@@ -6,13 +6,17 @@ written once `fsync` has returned; a folder is only counted as committed once it
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -22,6 +26,7 @@ BLOCK = BLOCK_WORDS * WORD.itemsize  #: bytes that are summed at once: 256 KiB, 
 #: Bytes that are summed, written, and then brought to the disk while more are written. Between two of these steps a
 #: thread needs the interpreter, which training beside it has to hand over and wait for: few, and so long ones.
 STRETCH = 32 * BLOCK
+PAUSE = 6  #: so many times as long as a stretch took is the disk left alone after it, while training goes on
 CHECKSUM = "dot64"
 _RING = 2**64
 _CHAIN = 0x9E3779B97F4A7C15  #: odd, so that multiplying by it loses nothing
@@ -117,7 +122,9 @@ class Sink:
         self.path = path
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115  (closed by `finish` or `close`)
         self._checksum = Checksum()
-        self._begun = 0
+        hurry, self._stretches = _beside.hurry, cast(Stretches, Through(self._file))
+        if hurry is not None and write_directly(self._file.fileno(), True):
+            self._stretches = Around(self._file, hurry)
 
     def write(self, data: Any) -> int:
         """Write bytes (any buffer), all of them."""
@@ -125,12 +132,8 @@ class Sink:
         start = 0
         while start < len(view):
             end = start + STRETCH - self._checksum.size % STRETCH
-            self._checksum.update(view[start:end])
-            write_all(self._file, view[start:end])
+            self._stretches.write(view[start:end], self._checksum)
             start = end
-            if self._checksum.size - self._begun >= STRETCH:
-                begin_flush(self._file.fileno(), self._begun, self._checksum.size)
-                self._begun = self._checksum.size
         return len(view)
 
     def tell(self) -> int:
@@ -138,10 +141,11 @@ class Sink:
         return self._checksum.size
 
     def flush(self) -> None:
-        """Do nothing: nothing is buffered here, and `finish` brings it to the disk."""
+        """Do nothing: nothing is kept back for others, and `finish` brings it to the disk."""
 
     def finish(self) -> FileFact:
         """Bring everything to the disk, close the file, and return what it has to look like."""
+        self._stretches.finish()
         flush_file(self._file.fileno())
         self._file.close()
         return FileFact(self._checksum.size, self._checksum.text())
@@ -149,6 +153,108 @@ class Sink:
     def close(self) -> None:
         """Close the file as it is, when it is not going to be complete."""
         self._file.close()
+
+
+class Stretches(Protocol):
+    """How a file is written, stretch by stretch."""
+
+    def write(self, view: memoryview, checksum: Checksum) -> None:
+        """Write and sum bytes of which none lies beyond the current stretch."""
+
+    def finish(self) -> None:
+        """Hand what is kept back to the system."""
+
+
+class Through:
+    """Writes through the system's memory for files, and has each stretch brought to the disk while more is written."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, view: memoryview, checksum: Checksum) -> None:
+        checksum.update(view)
+        write_all(self._file, view)
+        if checksum.size % STRETCH == 0:
+            begin_flush(self._file.fileno(), checksum.size - STRETCH, checksum.size)
+
+    def finish(self) -> None:
+        pass
+
+
+class Around:
+    """Writes past the system's memory for files: a third of the work, and none of it on other threads of the system.
+
+    Disks take whole sectors from addresses that fit, so bytes are gathered into a stretch, which a cache holds. After
+    each the disk is left alone for a while, unless somebody waits: what it takes from memory, training has to wait for.
+
+    Args:
+        file: the file.
+        hurry: is set when somebody waits.
+    """
+
+    def __init__(self, file: Any, hurry: threading.Event) -> None:
+        self._file = file
+        self._hurry = hurry
+        self._area = mmap.mmap(-1, STRETCH)
+        self._stretch = np.frombuffer(self._area, np.uint8)
+        self._size = 0
+
+    def write(self, view: memoryview, checksum: Checksum) -> None:
+        part = self._stretch[self._size : self._size + len(view)]
+        np.copyto(part, np.frombuffer(view, np.uint8))  # lets other threads go on meanwhile, as an assignment would not
+        checksum.update(part)
+        self._size += len(view)
+        if self._size == STRETCH:
+            begun = time.monotonic()
+            try:
+                write_all(self._file, memoryview(self._area))
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self.finish()  # the system doesn't write directly after all, or no longer, so near to the end of a disk
+            self._size = 0
+            if threading.main_thread().is_alive():  # or the process is about to end, and waits for this
+                self._hurry.wait(PAUSE * (time.monotonic() - begun))
+
+    def finish(self) -> None:
+        write_directly(self._file.fileno(), False)  # the end of a file is no whole sector
+        done = self._file.tell() % STRETCH
+        write_all(self._file, memoryview(self._area)[done : self._size])
+
+
+def write_directly(descriptor: int, direct: bool) -> bool:
+    """Have writes to a file go past the system's memory or not; return whether the file system can do that."""
+    if not hasattr(os, "O_DIRECT"):
+        return False
+    import fcntl  # there wherever the flag is
+
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if direct else flags & ~os.O_DIRECT)
+    except OSError:
+        return False
+    return True
+
+
+class _Beside(threading.local):
+    hurry: threading.Event | None = None
+
+
+_beside = _Beside()
+
+
+@contextmanager
+def beside_training(hurry: threading.Event) -> Iterator[None]:
+    """Let this thread write files in the way that leaves most of the machine to others; nobody will read them soon.
+
+    Args:
+        hurry: set it when somebody waits for the files.
+    """
+    _beside.hurry = hurry
+    try:
+        yield
+    finally:
+        _beside.hurry = None
 
 
 def write_all(file: Any, view: memoryview) -> None:

@@ -80,13 +80,18 @@ class Record(ABC):
         sink = Sink(folder / self.name)
         try:
             self.write(sink, state)
-            return {self.name: sink.finish()}
+            fact = sink.finish()
         finally:
             sink.close()
+        self.look_at(sink.path)
+        return {self.name: fact}
 
     def write(self, sink: Sink, state: Any) -> None:
         """Write what `state` returned, or a copy of it, into one file."""
         write_object(sink, state)
+
+    def look_at(self, path: Path) -> None:  # noqa: B027  (most files hold nothing to remark on)
+        """Say what is remarkable about the file that was written."""
 
     @abstractmethod
     def check(self, source: Source) -> list[str]:
@@ -116,9 +121,8 @@ class ObjectRecord(Record):
     def state(self) -> Any:
         return self.owner.state_dict()
 
-    def write(self, sink: Sink, state: Any) -> None:
-        super().write(sink, state)
-        if refused := unsafe_globals(sink.path):
+    def look_at(self, path: Path) -> None:
+        if refused := unsafe_globals(path):
             warn_once(
                 f"{self.name} holds {', '.join(refused)}, which loading executes only if it is told to: call "
                 "torch.serialization.add_safe_globals([...]) with what is yours before load_state."

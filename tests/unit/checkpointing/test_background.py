@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from accelerate.checkpointing import durable, records
+from accelerate.checkpointing.background import step_aside
 
 
 @pytest.fixture
@@ -144,3 +146,19 @@ def test_a_torch_without_a_stager_is_named(build, tmp_path, monkeypatch):
     with pytest.raises(ImportError, match="torch 2.9 or later for blocking=False"):
         build().accelerator.save_state(tmp_path / "c", blocking=False)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system doesn't place threads on cores")
+def test_the_writer_stays_off_the_core_of_training():
+    cores, found = os.sched_getaffinity(0), []
+
+    def write(other):
+        step_aside(other)
+        found.extend([os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())])
+
+    thread = threading.Thread(target=write, args=(threading.get_native_id(),))
+    thread.start()
+    thread.join()
+    assert found[0] == cores if len(cores) == 1 else len(cores - found[0]) == 1
+    assert found[1] >= 10
+    assert os.sched_getaffinity(0) == cores

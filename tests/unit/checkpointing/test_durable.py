@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accelerate.checkpointing import durable
-from accelerate.checkpointing.durable import BLOCK, Checksum, Sink
+from accelerate.checkpointing.durable import BLOCK, Checksum, FileFact, Sink, beside_training
 from accelerate.checkpointing.reading import fact_of
 
 
@@ -113,6 +116,88 @@ def test_flushing_begins_while_more_is_written(tmp_path, monkeypatch):
     sink.write(bytes(2 * durable.STRETCH))
     assert sink.finish() == fact_of(tmp_path / "file")
     assert asked == [(0, durable.STRETCH), (durable.STRETCH, 2 * durable.STRETCH)]
+
+
+def hurried():
+    event = threading.Event()
+    event.set()
+    return event
+
+
+WAYS = {"through memory": nullcontext, "past it": lambda: beside_training(hurried())}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [0, 1, 4096, durable.STRETCH - 1, durable.STRETCH, 2 * durable.STRETCH + 12345])
+def test_a_file_is_the_same_however_it_is_written(tmp_path, way, size):
+    data = random.Random(size).randbytes(size)
+    with WAYS[way]():
+        sink = Sink(tmp_path / "file")
+    for begin in range(0, size, 5 * 2**20 + 7):
+        sink.write(data[begin : begin + 5 * 2**20 + 7])
+    assert sink.tell() == size
+    assert sink.finish() == FileFact(size, checksum(data))
+    assert (tmp_path / "file").read_bytes() == data
+
+
+@pytest.mark.parametrize("taken", [0, 4096, 100])
+def test_a_file_is_complete_when_a_system_stops_writing_directly(tmp_path, monkeypatch, taken):
+    """As some do at once, and all do once less than a sector was written."""
+    data, real = random.Random(1).randbytes(2 * durable.STRETCH + 5), durable.write_all
+    said = []
+
+    def once(file, view):
+        if not said:
+            said.append(file.write(view[:taken]) if taken else 0)
+            raise OSError(errno.EINVAL, "not like this")
+        real(file, view)
+
+    with beside_training(hurried()):
+        sink = Sink(tmp_path / "file")
+    durable.write_directly(sink._file.fileno(), False)
+    monkeypatch.setattr(durable, "write_all", once)
+    sink.write(data)
+    assert sink.finish() == FileFact(len(data), checksum(data))
+    assert (tmp_path / "file").read_bytes() == data
+    assert said == [taken]
+
+
+def test_the_disk_is_left_alone_until_somebody_waits(tmp_path):
+    class Hurry(threading.Event):
+        pauses: list[float] = []
+
+        def wait(self, timeout=None):
+            self.pauses.append(timeout)
+            return True
+
+    hurry = Hurry()
+    with beside_training(hurry):
+        sink = Sink(tmp_path / "file")
+    if isinstance(sink._stretches, durable.Through):
+        pytest.skip("this file system takes no direct writes")
+    sink.write(bytes(2 * durable.STRETCH + 1))
+    sink.finish()
+    assert len(hurry.pauses) == 2
+    assert all(pause > 0 for pause in hurry.pauses)
+
+
+def test_a_full_disk_is_an_error_in_both_ways(tmp_path, monkeypatch):
+    def full(file, view):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(durable, "write_all", full)
+    for name, way in WAYS.items():
+        with way():
+            sink = Sink(tmp_path / name)
+        with pytest.raises(OSError, match="full"):
+            sink.write(bytes(durable.STRETCH))
+        sink.close()
+
+
+def test_a_system_that_cannot_write_directly_is_not_asked(tmp_path, monkeypatch):
+    monkeypatch.delattr(durable.os, "O_DIRECT", raising=False)
+    with beside_training(hurried()), open(tmp_path / "file", "wb") as file:
+        assert not durable.write_directly(file.fileno(), True)
 
 
 def test_what_a_system_takes_in_parts_is_written_completely():
