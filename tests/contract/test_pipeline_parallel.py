@@ -181,7 +181,7 @@ def test_parts_are_compiled(pair, regional):
     from accelerate.utils import TorchDynamoPlugin
 
     plugin = TorchDynamoPlugin(backend="aot_eager", use_regional_compilation=regional)
-    case = Case(mesh=ALONE, clip=0.1, options={"dynamo_plugin": plugin})
+    case = Case(mesh=ALONE, clip=0.1, updates=1, options={"dynamo_plugin": plugin})
     outcomes, expected = pair.run(train, case, {}), reference_case(case)
     assert all(outcome["graphs"] > 0 for outcome in outcomes)
     for name, weight in expected["weights"].items():
@@ -319,6 +319,13 @@ def test_a_model_of_transformers(size, mesh, use_cache):
         optimizer.zero_grad()
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0)
+
+
+@pytest.mark.libraries
+def test_a_cache_with_divided_layers_is_refused():
+    library("transformers")
+    with pytest.raises(AssertionError, match="pass use_cache=False"):
+        world_of(4).run(pretrained, DIVIDED, True)
 
 
 def refused(settings: dict[str, Any], size: int, options: dict[str, Any]) -> str:

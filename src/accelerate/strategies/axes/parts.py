@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from accelerate.base.messages import message
 from accelerate.strategies.axes.outline import CALL, Call
 
 SPLIT = torch.ops.pippy._pipe_split.default
@@ -54,6 +55,7 @@ class Beside(torch.nn.Module):
         """Take in the tensor `key` of `owner`, called `name` in the traced model; return what it is called here."""
         mine = name.replace(".", "__")
         if mine not in self.owners:
+            _refuse_divided(getattr(owner, key), name)
             self.owners[mine] = owner, key
             kind = self._parameters if key in owner._parameters else self._buffers
             kind[mine] = getattr(owner, key)
@@ -70,6 +72,23 @@ class Beside(torch.nn.Module):
         """Return tensors as a computation takes them: what every rank of a mesh has as a whole is a plain tensor."""
         found = [getattr(self, name) for name in names]
         return [each.to_local() if isinstance(each, DTensor) else each for each in found]
+
+
+def _refuse_divided(tensor: torch.Tensor, name: str) -> None:
+    """Refuse a tensor of which this rank has a part, where the whole is computed with.
+
+    Raises:
+        NotImplementedError: it is one.
+    """
+    if isinstance(tensor, DTensor) and not all(each.is_replicate() for each in tensor.placements):
+        raise NotImplementedError(
+            message(
+                given=f"a pipeline that uses the divided parameter {name} outside of its module",
+                why="only the module knows how to compute with a part of it",
+                allowed="divided parameters that their own modules compute with",
+                do="leave this module out of the plan; or, where blocks hand on a cache, pass use_cache=False",
+            )
+        )
 
 
 @dataclass
