@@ -40,8 +40,11 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def multiply_(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
-    """Multiply tensors, DTensors among them, in place by a plain number, which is a tensor."""
-    if tensors:
+    """Multiply tensors, DTensors among them, in place by a plain number, which is a tensor.
+
+    A factor of 1 takes no pass over memory where that can be known without waiting for a device.
+    """
+    if tensors and not (factor.device.type == "cpu" and factor.item() == 1):
         torch._foreach_mul_([local_of(each) for each in tensors], factor)
 
 
