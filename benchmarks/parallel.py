@@ -107,7 +107,7 @@ def held_table(result: dict[str, Any]) -> str:
 
 def begin_table(result: dict[str, Any]) -> str:
     """Write the peaks of each process while a network is sharded."""
-    lines = ["| peak while a network of 1.08 GB is sharded, MB | process 0 | process 1 |", "|---|---|---|"]
+    lines = ["| peak while a network of 1.06 GB is sharded, MB | process 0 | process 1 |", "|---|---|---|"]
     for version, name in VERSIONS.items():
         pairs = pairs_of(result, f"begin {version}")["ours"]
         cells = [f"{own / 1e6:.0f}" for own, _ in pairs.base_memory or pairs.library_memory]
