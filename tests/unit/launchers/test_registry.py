@@ -28,7 +28,9 @@ class Elsewhere(Launcher):
 
 def test_a_launcher_of_another_distribution_takes_what_ours_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.LAUNCHERS._entries, "elsewhere", Elsewhere)
-    assert registry.select(settings_of("SCRIPT", "{distributed_type: MEGATRON_LM, num_processes: 8}")).name == "elsewhere"
+    assert (
+        registry.select(settings_of("SCRIPT", "{distributed_type: MEGATRON_LM, num_processes: 8}")).name == "elsewhere"
+    )
     assert registry.select(settings_of("SCRIPT")).name == "single"
 
 
