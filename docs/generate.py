@@ -1,11 +1,14 @@
-"""Writes the tables of settings in cli.md from the settings themselves: `python -m docs.generate`.
+"""Writes tables in the documentation: `python -m docs.generate`.
 
-A setting is declared once, so its flag, key, variable, default and explanation can't differ from what the table says. A
-test fails when the page is behind.
+The settings in cli.md are read off the settings themselves: each is declared once, so its flag, key, variable, default
+and explanation can't differ from what the table says. The plans in sharded.md are those of
+`benchmarks/results/parallel_plans.json`, which `python -m benchmarks.parallel_plans` computes. Tests fail when a page
+is behind.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from enum import Enum
@@ -17,6 +20,11 @@ from accelerate.launchers.settings import declared
 
 PAGE = Path(__file__).parent / "cli.md"
 BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
+
+#: The page with the plans, and where they are.
+SHARDED = Path(__file__).parent / "sharded.md"
+PLANS = Path(__file__).parent.parent / "benchmarks" / "results" / "parallel_plans.json"
+PLANS_BEGIN, PLANS_END = "<!-- plans: begin -->", "<!-- plans: end -->"
 
 #: Settings that choose the layout of the file, or hold a section of it.
 WITHOUT_FLAG = "Only in the config file"
@@ -57,9 +65,38 @@ def table(settings: list[Option]) -> str:
 def page() -> str:
     """Return cli.md with today's tables."""
     text = "\n\n".join(f"### {title}\n\n{table(settings)}" for title, settings in groups().items() if settings)
-    pattern = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
-    return pattern.sub(lambda _: f"{BEGIN}\n\n{text}\n\n{END}", PAGE.read_text())
+    return between(PAGE.read_text(), BEGIN, text, END)
+
+
+def between(page: str, begin: str, text: str, end: str) -> str:
+    """Return a page with `text` between two marks."""
+    pattern = re.compile(re.escape(begin) + ".*" + re.escape(end), re.DOTALL)
+    return pattern.sub(lambda _: f"{begin}\n\n{text}\n\n{end}", page)
+
+
+def sharded_page() -> str:
+    """Return sharded.md with the plans that are committed."""
+    return between(SHARDED.read_text(), PLANS_BEGIN, plans_table(json.loads(PLANS.read_text())["plans"]), PLANS_END)
+
+
+def plans_table(plans: list[dict[str, Any]]) -> str:
+    """Write what training takes on meshes, in GiB."""
+    headers = ["model", "mesh", "weights", "gradients", "optimizer", "activations", "peak", "sent", "tokens"]
+    lines = [f"| {' | '.join(headers)} |", "|---" * len(headers) + "|"]
+    for plan in plans:
+        held = (plan["memory"][name] for name in ("parameters", "gradients", "optimizer", "activations", "peak"))
+        sizes = [*held, plan["all"]]
+        cells = [plan["model"], f"`{plan['mesh']}`", *map(gib, sizes), f"{plan['tokens'] / 2**20:.2f}M"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def gib(size: int) -> str:
+    """Write bytes in GiB."""
+    number = size / 2**30
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    SHARDED.write_text(sharded_page())

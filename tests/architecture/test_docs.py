@@ -43,6 +43,10 @@ def test_the_tables_of_settings_are_those_of_the_code() -> None:
     assert generate.PAGE.read_text() == generate.page(), "run `python -m docs.generate`"
 
 
+def test_the_plans_are_those_that_are_committed() -> None:
+    assert generate.SHARDED.read_text() == generate.sharded_page(), "run `python -m docs.generate`"
+
+
 def test_every_old_spelling_is_in_the_migration_table() -> None:
     text = (source.ROOT / "docs/migrating.md").read_text()
     assert [name for name in OLD_SPELLINGS if f"Accelerator({name}=" not in text] == []

@@ -110,7 +110,7 @@ def _without_effect(idle: Iterable[str], wanted: bool) -> str:
 def estimate_mesh(args: argparse.Namespace) -> None:
     """Print what training takes on each of the meshes that are asked for."""
     from accelerate.strategies.planning.meshes import check_size, parse_mesh
-    from accelerate.strategies.planning.plan import plans
+    from accelerate.strategies.planning.plan import plan_meshes
 
     source = _source(args)
     subject, training = _subject(args, source), _training(args, source)
@@ -119,7 +119,7 @@ def estimate_mesh(args: argparse.Namespace) -> None:
         _check_processes(args.num_processes)
         for mesh in meshes:
             check_size(mesh, args.num_processes)
-    found = plans(subject, args.num_processes or 0, training, meshes or None)
+    found = plan_meshes(subject, args.num_processes or 0, training, meshes or None)
     simulated = [_simulated(subject, each) for each in found] if args.simulate else []
     if args.json:
         print(json.dumps(_as_json(args, training, found, simulated), indent=2))
@@ -180,14 +180,14 @@ def _simulated(subject: Any, plan: Any) -> Any:
     """Return what a simulation of the first rank says: figures, or why there are none."""
     from dataclasses import replace
 
-    from accelerate.strategies.planning.plan import plan as plan_for
-    from accelerate.strategies.planning.simulate import simulate, step_for
+    from accelerate.strategies.planning.plan import plan_mesh
+    from accelerate.strategies.planning.simulate import simulate_mesh, step_for
 
     if plan.mesh.pp > 1 or plan.mesh.sp > 1:
         return "not simulated, as pp and sp need all their ranks to run"
     training = replace(plan.training, cp_comm_strategy="cpu")  # ring attention has no kernels without an accelerator
-    found = simulate(subject, plan.mesh, training, step=step_for(subject.model))
-    return found, found.differences(plan_for(subject, plan.mesh, training).ranks[0])
+    found = simulate_mesh(subject, plan.mesh, training, step=step_for(subject.model))
+    return found, found.differences(plan_mesh(subject, plan.mesh, training).ranks[0])
 
 
 def _show(args: argparse.Namespace, training: Any, found: Sequence[Any], simulated: Sequence[Any]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ from torch import nn
 
 from accelerate.strategies.planning.facts import Subject, facts_of
 from accelerate.strategies.planning.meshes import Mesh, check_size, parse_mesh, usual_meshes
-from accelerate.strategies.planning.plan import plan, plans
+from accelerate.strategies.planning.plan import plan_mesh, plan_meshes
 from accelerate.strategies.planning.traffic import KINDS, Messages
 from accelerate.strategies.planning.training import OPTIMIZERS, Training
 
@@ -24,7 +27,7 @@ ALL = 2 * (MATRICES + 2 * HIDDEN) + 2 * VOCABULARY * HIDDEN + HIDDEN
 
 def rank(mesh: Mesh, place: int = 0, **training: Any) -> Any:
     """Return what one of the ranks of the small model takes."""
-    return plan(subject("tiny"), mesh, Training(**{"sequence_length": 64, **training})).ranks[place]
+    return plan_mesh(subject("tiny"), mesh, Training(**{"sequence_length": 64, **training})).ranks[place]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +138,7 @@ def test_tensor_parallel_divides_the_matrices_of_its_plan():
 
 
 def test_stages_have_all_parameters_together():
-    found = plan(subject("tiny"), Mesh(pp=2, dp_replicate=2), Training(sequence_length=64)).ranks
+    found = plan_mesh(subject("tiny"), Mesh(pp=2, dp_replicate=2), Training(sequence_length=64)).ranks
     assert [each.stage for each in found] == [0, 1]
     assert sum(each.memory.parameters for each in found) == 4 * ALL
 
@@ -216,7 +219,7 @@ def test_activations_shrink_with_what_divides_them():
 
 def test_a_pipeline_holds_as_many_micro_batches_as_its_schedule_says():
     def stage(number: int, **training: Any) -> int:
-        found = plan(subject("tiny"), Mesh(pp=2), Training(sequence_length=64, num_microbatches=6, **training))
+        found = plan_mesh(subject("tiny"), Mesh(pp=2), Training(sequence_length=64, num_microbatches=6, **training))
         assert found.ranks[number].memory.activations is not None
         return int(found.ranks[number].memory.activations)
 
@@ -226,7 +229,7 @@ def test_a_pipeline_holds_as_many_micro_batches_as_its_schedule_says():
 
 def test_without_a_shape_activations_are_left_out():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
-    held = plan(Subject(model), Mesh(dp_shard=4), Training()).fullest.memory
+    held = plan_mesh(Subject(model), Mesh(dp_shard=4), Training()).fullest.memory
     assert held.activations is None
     assert held.parameters == 4 * (2 * 8 + 2 + 8 + 1)
 
@@ -235,7 +238,7 @@ def test_frozen_parameters_have_no_gradients_and_shared_ones_count_once():
     model = nn.ModuleDict({"a": nn.Linear(4, 4, bias=False), "b": nn.Linear(4, 4, bias=False), "c": nn.Linear(4, 4)})
     model["b"].weight = model["a"].weight
     model["c"].requires_grad_(False)
-    held = plan(Subject(model), Mesh(dp_replicate=2), Training(precision="fp32")).fullest.memory
+    held = plan_mesh(Subject(model), Mesh(dp_replicate=2), Training(precision="fp32")).fullest.memory
     assert (held.parameters, held.gradients, held.optimizer) == (4 * 36, 4 * 16, 8 * 16 + 4)
 
 
@@ -245,12 +248,18 @@ def test_layers_of_other_kinds_are_not_divided_on_paper():
         facts_of(Subject(model, tp_plan={"norm": "colwise"}), tp=2)
 
 
+def test_layers_that_leave_a_rest_are_refused():
+    own = Subject(nn.ModuleDict({"up": nn.Linear(8, 15)}), tp_plan={"up": "colwise"})
+    with pytest.raises(ValueError, match="divides 15, such as 1, 3"):
+        plan_mesh(own, Mesh(tp=2), Training())
+
+
 def test_models_are_divided_by_their_plan_or_ones_own():
     model = nn.ModuleDict({"up": nn.Linear(8, 16), "down": nn.Linear(16, 8)})
     with pytest.raises(ValueError, match="nothing says how to divide"):
-        plan(Subject(model), Mesh(tp=2), Training())
+        plan_mesh(Subject(model), Mesh(tp=2), Training())
     own = Subject(model, tp_plan={"up": "colwise", "down": "rowwise"})
-    assert plan(own, Mesh(tp=2), Training()).fullest.memory.parameters == 4 * (64 + 8 + 64 + 8)
+    assert plan_mesh(own, Mesh(tp=2), Training()).fullest.memory.parameters == 4 * (64 + 8 + 64 + 8)
 
 
 @pytest.mark.parametrize(("name", "billions"), [("llama-7b", 6.738), ("llama-70b", 68.977), ("llama-405b", 405.853)])
@@ -260,11 +269,21 @@ def test_shapes_by_name_have_the_published_sizes(name, billions):
 
 
 def test_the_usual_meshes_of_1024_ranks_for_a_large_model():
-    found = plans(subject("llama-70b"), 1024, Training(activation_checkpointing=True))
+    found = plan_meshes(subject("llama-70b"), 1024, Training(activation_checkpointing=True))
     assert {str(each.mesh) for each in found} >= {"dp_replicate=1024", "dp_shard=1024", "dp_shard=128,tp=8"}
     shards = next(each for each in found if each.mesh == Mesh(dp_shard=1024)).fullest.memory
     assert shards.parameters == pytest.approx(4 * 68.977e9 / 1024, rel=1e-3)
     assert all(each.fullest.memory.peak > each.fullest.memory.parameters for each in found)
+
+
+def test_committed_plans_are_what_the_code_computes():
+    """Those of seven billion parameters."""
+    content = json.loads((Path(__file__).parents[3] / "benchmarks/results/parallel_plans.json").read_text())
+    training = Training(**content["training"])
+    for row in (each for each in content["plans"] if each["model"] == "llama-7b"):
+        found = plan_mesh(subject("llama-7b"), parse_mesh(row["mesh"]), training)
+        assert row["memory"] == asdict(found.fullest.memory)
+        assert row["all"] == max(each.total for each in found.ranks)
 
 
 def test_the_model_computes_what_its_name_says():

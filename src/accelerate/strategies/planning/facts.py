@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -143,7 +142,10 @@ def facts_of(subject: Subject, *, pp: int = 1, tp: int = 1) -> Facts:
     for name, each in named:
         used.setdefault(each, set()).add(stages.of(name))
     unit_of = _unit_of(units)
-    dims = dict(chain.from_iterable(_divided(model.get_submodule(name), style) for name, style in styles.items()))
+    dims: dict[nn.Parameter, int] = {}
+    for name, style in styles.items():
+        dims.update(_divided(model.get_submodule(name), style))
+    _refuse_rests(dims, names, tp)
     matrices = {each.weight for each in model.modules() if isinstance(each, (nn.Linear, nn.Conv1d, nn.Conv2d))}
     path_of = {module: name for name, module in model.named_modules()}
     blocks = [stages.of(path_of[unit[0]]) for unit in units.blocks]
@@ -222,6 +224,22 @@ def _divided(module: nn.Module, style: ParallelStyle) -> Iterator[tuple[nn.Param
             yield parameter, 0
         elif name == "weight":
             yield parameter, 1
+
+
+def _refuse_rests(dims: Mapping[nn.Parameter, int], names: Mapping[nn.Parameter, str], tp: int) -> None:
+    """Refuse parameters that the ranks can't have equal parts of, as :func:`axes.plan.refuse_rest` does in a run."""
+    for parameter, dim in dims.items():
+        size = parameter.shape[dim]
+        if size % tp:
+            fit = [each for each in range(1, 2 * tp) if size % each == 0]
+            raise ValueError(
+                message(
+                    given=f"tp={tp} for {names[parameter]} of shape {tuple(parameter.shape)}",
+                    why=f"its dim {dim} is not a multiple of {tp}, so ranks would hold unequal parts",
+                    allowed=f"a size that divides {size}, such as {', '.join(map(str, fit))}",
+                    do="change tp, or leave this module out of the plan for tensor parallel",
+                )
+            )
 
 
 def _layers(model: nn.Module, styles: Mapping[str, ParallelStyle], units: Units, stages: Stages) -> Iterator[Layer]:

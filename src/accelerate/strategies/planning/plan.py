@@ -85,7 +85,7 @@ class Plan:
         }
 
 
-def plan(subject: Subject, mesh: Mesh, training: Training) -> Plan:
+def plan_mesh(subject: Subject, mesh: Mesh, training: Training) -> Plan:
     """Return what training a model on a mesh takes on each rank.
 
     Args:
@@ -107,18 +107,20 @@ def plan(subject: Subject, mesh: Mesh, training: Training) -> Plan:
     return Plan(mesh, training, tuple(ranks))
 
 
-def plans(subject: Subject, processes: int, training: Training, meshes: Iterable[Mesh] | None = None) -> list[Plan]:
+def plan_meshes(
+    subject: Subject, processes: int, training: Training, meshes: Iterable[Mesh] | None = None
+) -> list[Plan]:
     """Return the plans for several meshes: those that are given, or the usual ones that fit the model.
 
     Raises:
         ValueError: one that is given doesn't fit.
     """
     if meshes is not None:
-        return [plan(subject, each, training) for each in meshes]
+        return [plan_mesh(subject, each, training) for each in meshes]
     found = []
     for mesh in usual_meshes(processes):
         try:
-            found.append(plan(subject, mesh, training))
+            found.append(plan_mesh(subject, mesh, training))
         except ValueError:  # a mesh that this model doesn't fit
             continue
     return found

@@ -98,7 +98,7 @@ def step_for(model: torch.nn.Module) -> Step | None:
     return language_step if {"input_ids", "labels"} <= set(takes) else None
 
 
-def simulate(
+def simulate_mesh(
     subject: Subject, mesh: Mesh, training: Training, *, rank: int = 0, step: Step | None = language_step
 ) -> Simulated:
     """Return what one rank of a mesh holds and sends, counted in a simulation.
