@@ -43,6 +43,7 @@ class Case:
     Args:
         sizes: arguments of `ParallelismConfig`; empty for one process.
         shard: use FSDP2.
+        compiled: let torch compile the model.
         replicas: how many batches are computed at a time.
         steps: micro-batches per update.
         updates: how many updates.
@@ -52,6 +53,7 @@ class Case:
 
     sizes: dict[str, int] = field(default_factory=dict)
     shard: bool = False
+    compiled: bool = False
     replicas: int = 1
     steps: int = 1
     updates: int = 20
@@ -100,6 +102,7 @@ def loader_of(case: Case) -> Any:
 def prepared(case: Case) -> tuple[Any, Any, Any, Any]:
     """Return an `Accelerator` for a case, with model, optimizer and loader."""
     from accelerate import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+    from accelerate.utils import TorchDynamoPlugin
 
     arguments: dict[str, Any] = {}
     if case.sizes:
@@ -108,6 +111,8 @@ def prepared(case: Case) -> tuple[Any, Any, Any, Any]:
         arguments["fsdp_plugin"] = FullyShardedDataParallelPlugin(
             fsdp_version=2, auto_wrap_policy="TRANSFORMER_BASED_WRAP"
         )
+    if case.compiled:
+        arguments["dynamo_plugin"] = TorchDynamoPlugin(backend="eager")
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=case.steps, **arguments)
     model = llama(**case.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

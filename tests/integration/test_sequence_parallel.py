@@ -65,6 +65,7 @@ CASES = {
     "two parts": (2, Case(sizes={"sp_size": 2})),
     "accumulation, with a short last window": (2, Case(sizes={"sp_size": 2}, steps=3)),
     "shards over the same ranks": (2, Case(sizes={"sp_size": 2}, shard=True, steps=3)),
+    "compiled": (2, Case(sizes={"sp_size": 2}, compiled=True)),
     "four parts, of two heads of keys": (4, Case(sizes={"sp_size": 4})),
     "replicas": (4, Case(sizes={"sp_size": 2, "dp_replicate_size": 2}, replicas=2)),
     "shards": (4, Case(sizes={"sp_size": 2, "dp_shard_size": 2}, shard=True, replicas=2)),
