@@ -5,30 +5,13 @@ Everything here is a module-level function, so that the processes of a `World` c
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import torch
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-
-def let_transformers_import() -> None:
-    """Stand in for what transformers imports of this library where DeepSpeed is installed, as long as it isn't there.
-
-    None of it has to do with dividing sequences: they are parts of training with DeepSpeed's engine.
-    """
-    if importlib.util.find_spec("accelerate.utils.deepspeed") is None:
-        import accelerate.utils
-
-        module = ModuleType("accelerate.utils.deepspeed")
-        vars(module)["HfDeepSpeedConfig"] = type("HfDeepSpeedConfig", (), {})
-        sys.modules[module.__name__] = module
-        vars(accelerate.utils).setdefault("DeepSpeedSchedulerWrapper", type("DeepSpeedSchedulerWrapper", (), {}))
 
 
 VOCABULARY, LENGTH = 64, 16
@@ -63,7 +46,6 @@ class Case:
 
 def llama(**facts: Any) -> Any:
     """Return the model, with the same random weights at every call."""
-    let_transformers_import()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
@@ -252,7 +234,6 @@ def refused() -> str:
 
 def with_trainer(sp_size: int, shard: bool, folder: str, again: bool = False) -> dict[str, Any]:
     """Train with transformers' Trainer for an epoch, or go on from its first checkpoint."""
-    let_transformers_import()
     from transformers import Trainer, TrainingArguments
 
     from accelerate import ParallelismConfig

@@ -115,10 +115,6 @@ def test_a_batch_that_one_rank_cannot_divide_is_refused_by_all():
         assert "sequences of 15 tokens for sp_size=2" in text
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("accelerate.utils.deepspeed") is None,
-    reason="transformers imports accelerate.utils.deepspeed where DeepSpeed is installed, which isn't there yet",
-)
 def test_the_example_trains_under_its_template(tmp_path):
     examples = Path(__file__).parents[2] / "examples"
     template = examples / "configs" / "sequence_parallel_cpu.yaml"

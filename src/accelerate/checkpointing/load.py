@@ -16,10 +16,11 @@ from accelerate.checkpointing.durable import FileFact
 from accelerate.checkpointing.folder import clear_leftovers, manifest_or_problem, numbered_below
 from accelerate.checkpointing.layout import LOADERS, MANIFEST, PATTERNS, names_of, rng_name
 from accelerate.checkpointing.manifest import Manifest, problems_of_files
+from accelerate.checkpointing.model_records import ModelRecord
 from accelerate.checkpointing.objects import load_object
 from accelerate.checkpointing.position import FORMAT_KEY, StatefulLoaderRecord
 from accelerate.checkpointing.reading import readers
-from accelerate.checkpointing.records import ModelRecord, OptimizerRecord, Record
+from accelerate.checkpointing.records import OptimizerRecord, Record
 from accelerate.checkpointing.source import CheckpointError, Source
 from accelerate.checkpointing.training import PARTS, Training
 from accelerate.logging import get_logger

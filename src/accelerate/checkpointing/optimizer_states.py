@@ -7,10 +7,13 @@ writes the other.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+
+#: What wrappers put into the names of parameters.
+WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 Names = Sequence[Sequence[str | None]]
 
@@ -64,3 +67,15 @@ def names_of_groups(optimizer: Any, names: Mapping[int, str]) -> list[list[str |
 def parameters_of(optimizer: Any) -> list[torch.Tensor]:
     """Return the parameters of an optimizer in the order of their numbers."""
     return list(itertools.chain(*(group["params"] for group in optimizer.param_groups)))
+
+
+def names_by_identity(models: Sequence[torch.nn.Module]) -> dict[int, str]:
+    """Return the names that parameters have in the bare models, by the parameters' identity."""
+    return {id(parameter): name for model in models for name, parameter in _named_parameters(model)}
+
+
+def _named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield parameters by the names they have in the bare model."""
+    for name, parameter in model.named_parameters():
+        kept = [part for part in name.split(".") if part not in WRAPPER_PARTS]
+        yield ".".join(kept), parameter

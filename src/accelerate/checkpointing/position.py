@@ -17,7 +17,8 @@ import torch
 from accelerate.base.messages import warn_once
 from accelerate.checkpointing.layout import LOADERS, gradients_name, numbered, rng_name
 from accelerate.checkpointing.manifest import FORMAT
-from accelerate.checkpointing.records import Record, unreadable
+from accelerate.checkpointing.problems import unreadable
+from accelerate.checkpointing.records import Record
 from accelerate.checkpointing.source import Source
 from accelerate.checkpointing.tensors import like, local_of
 from accelerate.cluster.topology import Topology

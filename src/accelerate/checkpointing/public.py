@@ -17,15 +17,10 @@ from accelerate.base.messages import message
 from accelerate.checkpointing.durable import Sink, remove_folder, rename
 from accelerate.checkpointing.folder import unfinished
 from accelerate.checkpointing.layout import LOADERS, SCALER, custom_name
+from accelerate.checkpointing.model_records import model_records
 from accelerate.checkpointing.objects import load_object, save_object
 from accelerate.checkpointing.position import LoadersRecord, RandomRecord
-from accelerate.checkpointing.records import (
-    Record,
-    ScalerRecord,
-    model_records,
-    optimizer_records,
-    scheduler_records,
-)
+from accelerate.checkpointing.records import Record, ScalerRecord, optimizer_records, scheduler_records
 from accelerate.checkpointing.source import Source
 from accelerate.logging import get_logger
 from accelerate.state import GradientState, PartialState

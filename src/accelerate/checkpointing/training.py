@@ -11,13 +11,7 @@ import torch
 from accelerate.checkpointing.layout import SCALER
 from accelerate.checkpointing.manifest import Manifest, versions
 from accelerate.checkpointing.position import GradientsRecord, LoadersRecord, RandomRecord, Windows, position_of
-from accelerate.checkpointing.records import (
-    OptimizerRecord,
-    Record,
-    ScalerRecord,
-    custom_records,
-    scheduler_records,
-)
+from accelerate.checkpointing.records import OptimizerRecord, Record, ScalerRecord, custom_records, scheduler_records
 from accelerate.state.runtime import Runtime
 
 #: The words by which `load_state(parts=[...])` chooses.

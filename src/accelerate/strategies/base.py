@@ -220,7 +220,7 @@ class Strategy(ABC):
 
     def model_records(self, models: Sequence[Any], weights: Sequence[Any], *, safe: bool) -> list[Record]:
         """Return how `models`, whose states are `weights`, are laid out in a checkpoint."""
-        from accelerate.checkpointing.records import model_records  # only who saves pays for it
+        from accelerate.checkpointing.model_records import model_records  # only who saves pays for it
 
         return model_records(weights, [partial(self.load_state_dict, model) for model in models], safe, models)
 

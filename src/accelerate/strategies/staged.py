@@ -21,12 +21,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from accelerate.base.messages import message
 from accelerate.checkpointing.layout import model_names
-from accelerate.checkpointing.optimizer_states import names_of_groups, parameters_of
-from accelerate.checkpointing.records import Record, names_by_identity, shortened
+from accelerate.checkpointing.optimizer_states import names_by_identity, names_of_groups, parameters_of
+from accelerate.checkpointing.problems import shortened
+from accelerate.checkpointing.records import Record
 from accelerate.checkpointing.source import Source
 from accelerate.config.enums import DistributedType, DynamoBackend
-from accelerate.config.schedules import SCHEDULES
 from accelerate.strategies import norms
+from accelerate.strategies.axes.combinations import refuse_others, refuse_shared
 from accelerate.strategies.axes.elsewhere import is_elsewhere, local_of
 from accelerate.strategies.axes.parts import Part
 from accelerate.strategies.axes.pipeline import Fitting, Pipeline, Pipelined
@@ -50,7 +51,7 @@ class Staged(Strategy):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        _refuse_others(setup)
+        refuse_others(setup)
         assert setup.parallelism is not None
         self.layout, self.plugin = setup.parallelism, setup.fsdp_plugin
         if self.plugin is not None and self.precision.spec.compute is not None:
@@ -107,6 +108,7 @@ class Staged(Strategy):
     def _shard(self, model: torch.nn.Module, parts: Sequence[Part]) -> None:
         """Shard each part by itself, in the units that the plugin says for the whole model."""
         assert self.setup.mesh is not None
+        refuse_shared(model, parts)
         self.plugin.set_auto_wrap_policy(model)
         plugin = copy.copy(self.plugin)
         ignored = ignored_modules_of(model, plugin.ignored_modules)
@@ -290,53 +292,4 @@ def _other_names(model: torch.nn.Module, missing: Sequence[str], unknown: Sequen
         why="the model has other parameters",
         allowed="the state of the same model, or of any other with strict=False",
         do="build the model as it was when its state was saved",
-    )
-
-
-def _refuse_others(setup: Setup) -> None:
-    """Refuse what a pipeline doesn't go together with.
-
-    Raises:
-        NotImplementedError: there is something of this kind.
-    """
-    layout, plugin = setup.parallelism, setup.fsdp_plugin
-    others = [f"{name}_size" for name in ("cp", "sp") if getattr(layout, f"{name}_size", 1) > 1]
-    if plugin is not None and plugin.fsdp_version != 2:
-        others.append("FSDP of version 1")
-    if setup.ddp_handler is not None and (plugin is not None or layout is None or layout.tp_enabled):
-        others.append("DistributedDataParallelKwargs where FSDP or tensor parallel average gradients themselves")
-    _refuse_divided_backward(setup)
-    if others:
-        raise NotImplementedError(
-            message(
-                given=f"pp_size with {' and '.join(others)}",
-                why="stages hand on whole sequences, and are sharded by FSDP of version 2 alone",
-                allowed="pp_size with dp_replicate_size, dp_shard_size (fsdp_version=2) and tp_size",
-                do="leave the others out",
-            )
-        )
-
-
-def _refuse_divided_backward(setup: Setup) -> None:
-    """Refuse schedules that compute the gradients of weights apart where something waits for whole backward passes.
-
-    Raises:
-        NotImplementedError: there is something of this kind.
-    """
-    layout = setup.parallelism
-    if layout is None or not layout.pp_handler.facts.divides_backward:
-        return
-    if setup.fsdp_plugin is not None or (layout.tp_enabled and layout.dp_replicate_enabled):
-        other, why = "gradients that torch reduces block by block", "torch leaves out gradients then, without a word"
-    elif setup.dynamo.backend != DynamoBackend.NO:
-        other, why = "torch.compile", "compiled backward passes are computed as a whole"
-    else:
-        return
-    raise NotImplementedError(
-        message(
-            given=f"schedule={layout.pp_handler.schedule!r} with {other}",
-            why=f"it computes the gradients of inputs and of weights apart, and {why}",
-            allowed=", ".join(name for name, facts in SCHEDULES.items() if not facts.divides_backward),
-            do="choose one of these; 'interleaved' waits nearly as little",
-        )
     )

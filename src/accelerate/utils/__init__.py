@@ -87,6 +87,13 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "set_numa_affinity",
             "str_to_bool",
         ],
+        "accelerate.utils.deepspeed": [
+            "DeepSpeedOptimizerWrapper",
+            "DeepSpeedSchedulerWrapper",
+            "DummyOptim",
+            "DummyScheduler",
+            "HfDeepSpeedConfig",
+        ],
         "accelerate.utils.fsdp_utils": [
             "disable_fsdp_ram_efficient_loading",
             "enable_fsdp_ram_efficient_loading",
@@ -269,6 +276,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     submodules=[
         "constants",
         "dataclasses",
+        "deepspeed",
         "environment",
         "fsdp_utils",
         "imports",

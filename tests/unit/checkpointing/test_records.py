@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accelerate.checkpointing.records import ModelRecord, OptimizerRecord, model_records
+from accelerate.checkpointing.model_records import ModelRecord, model_records
+from accelerate.checkpointing.records import OptimizerRecord
 from accelerate.checkpointing.sharded import write_shards
 from accelerate.checkpointing.source import Source
 from accelerate.comm.collectives import Alone

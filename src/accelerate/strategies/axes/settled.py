@@ -65,10 +65,7 @@ def settle(model: torch.nn.Module, parts: Sequence[Part], place: Place, fitting:
         model: the model.
         parts: all parts of it, those of other ranks too.
         place: the axis.
-        fitting: what the strategy does with them.
-
-    Raises:
-        NotImplementedError: two parts on this rank are sharded apart, and have a parameter in common.
+        fitting: what the strategy does with them; it refuses parts that it can't put anywhere.
     """
     rank, ranks = place.mesh.get_local_rank(), place.mesh.size()
     users: dict[torch.Tensor, set[int]] = {}

@@ -27,7 +27,7 @@ from accelerate.checkpointing.durable import FileFact
 from accelerate.checkpointing.metadata import is_sharded_folder
 from accelerate.checkpointing.objects import write_object
 from accelerate.checkpointing.optimizer_states import by_name, is_named, unknown_names
-from accelerate.checkpointing.records import unreadable
+from accelerate.checkpointing.problems import unreadable
 from accelerate.checkpointing.sharded import empty, read_shards
 from accelerate.checkpointing.source import Source
 from accelerate.comm.collectives import Collectives

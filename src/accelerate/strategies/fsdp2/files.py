@@ -18,8 +18,7 @@ from accelerate.base.messages import message
 from accelerate.checkpointing.layout import numbered
 from accelerate.checkpointing.metadata import is_sharded_folder
 from accelerate.checkpointing.objects import load_object, save_object
-from accelerate.checkpointing.optimizer_states import names_of_groups
-from accelerate.checkpointing.records import names_by_identity
+from accelerate.checkpointing.optimizer_states import names_by_identity, names_of_groups
 from accelerate.checkpointing.source import Source
 from accelerate.checkpointing.tensors import like, local_of
 from accelerate.comm.tree import map_tensors

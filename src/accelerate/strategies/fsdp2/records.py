@@ -17,8 +17,9 @@ from accelerate.base.constants import FSDP_MODEL_NAME, OPTIMIZER_NAME
 from accelerate.checkpointing.durable import FileFact
 from accelerate.checkpointing.layout import full_model_name, optimizer_name
 from accelerate.checkpointing.metadata import is_sharded_folder
+from accelerate.checkpointing.model_records import ModelRecord
 from accelerate.checkpointing.optimizer_states import by_name, by_number, parameters_of
-from accelerate.checkpointing.records import ModelRecord, OptimizerRecord
+from accelerate.checkpointing.records import OptimizerRecord
 from accelerate.checkpointing.sharded import UNWANTED, name_of, write_shards
 from accelerate.checkpointing.source import Source
 from accelerate.checkpointing.tensors import like, local_of

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-from accelerate.checkpointing.optimizer_states import names_of_groups
-from accelerate.checkpointing.records import Record, names_by_identity
+from accelerate.checkpointing.optimizer_states import names_by_identity, names_of_groups
+from accelerate.checkpointing.records import Record
 from accelerate.config.enums import DistributedType
 from accelerate.strategies.base import One, Setup, refuse_spread_models
 from accelerate.strategies.bundle import Bundle

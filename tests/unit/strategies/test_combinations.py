@@ -6,11 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from accelerate.config.dynamo import TorchDynamoPlugin
 from accelerate.config.parallelism import ParallelismConfig
 from accelerate.config.pipeline_parallel import PipelineParallelConfig
-from accelerate.strategies.staged import _refuse_others
+from accelerate.strategies.axes.combinations import refuse_others, refuse_shared
 
 V1, V2 = SimpleNamespace(fsdp_version=1), SimpleNamespace(fsdp_version=2)
 ZERO_BUBBLE = "interleaved_zero_bubble"
@@ -37,7 +38,7 @@ def setup(schedule: str = "1f1b", plugin: Any = None, handler: Any = None, compi
 )
 def test_what_is_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(NotImplementedError, match=text) as error:
-        _refuse_others(setup(**given))
+        refuse_others(setup(**given))
     assert "What to do: " in str(error.value)
 
 
@@ -51,4 +52,13 @@ def test_what_is_refused(given: dict[str, Any], text: str) -> None:
     ],
 )
 def test_what_is_taken(given: dict[str, Any]) -> None:
-    assert _refuse_others(setup(**given)) is None
+    assert refuse_others(setup(**given)) is None
+
+
+def test_a_parameter_in_two_stages_that_are_sharded_one_by_one_is_refused() -> None:
+    first, last = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    model = torch.nn.Sequential(first, torch.nn.Linear(2, 2), last)
+    assert refuse_shared(model, [first, last]) is None
+    last.weight = first.weight
+    with pytest.raises(NotImplementedError, match=r"Given: 0\.weight in two stages of the same process, with FSDP"):
+        refuse_shared(model, [first, last])

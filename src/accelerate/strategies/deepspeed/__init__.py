@@ -1,0 +1,1 @@
+"""What scripts for DeepSpeed's engine hold in their hands; see :mod:`accelerate.strategies.deepspeed.stand_ins`."""
