@@ -15,7 +15,8 @@ from accelerate.base.messages import warn_once
 from accelerate.cluster import process_group
 from accelerate.cluster.environments import SingleProcess, detect_environment
 from accelerate.cluster.topology import Topology
-from accelerate.comm.collectives import Alone, Collectives, TorchCollectives, XlaCollectives
+from accelerate.comm.collectives import Alone, Collectives, TorchCollectives
+from accelerate.comm.xla import XlaCollectives
 from accelerate.config.enums import DistributedType
 from accelerate.config.resolve import setting
 from accelerate.devices.affinity import set_numa_affinity

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from accelerate.comm.collectives import Alone, XlaCollectives
+from accelerate.comm.collectives import Alone
 from accelerate.comm.fake import FakeWorld
+from accelerate.comm.xla import XlaCollectives
 
 CHECKS = runpy.run_path(str(Path(__file__).with_name("checks.py")))["CHECKS"]
 every_check = pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
