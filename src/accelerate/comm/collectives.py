@@ -5,7 +5,8 @@ are moved to that device, results stay there. What a backend can't carry (boolea
 numbers on gloo) travels as bytes or in a wider type, so every dtype arrives as it left, on every backend alike.
 
 Subclasses carry plain contiguous tensors only: :class:`Alone` (one process), :class:`TorchCollectives`
-(torch.distributed), :class:`accelerate.comm.xla.XlaCollectives` (torch_xla), and the ranks of :class:`accelerate.comm.fake.FakeWorld`.
+(torch.distributed), :class:`accelerate.comm.xla.XlaCollectives` (torch_xla), and the ranks of
+:class:`accelerate.comm.fake.FakeWorld`.
 """
 
 from __future__ import annotations
