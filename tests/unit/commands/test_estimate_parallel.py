@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from accelerate.big_modeling.llama import CONFIGS
 from accelerate.commands import estimate
 from accelerate.commands.estimate_parallel import in_one_unit
 
@@ -25,9 +26,16 @@ CONFIG = {
 }
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> str:
-    """Return a configuration of a small model."""
+SIZES = {name: value for name, value in CONFIG.items() if isinstance(value, int)}
+
+
+@pytest.fixture(params=["by name", "by configuration"])
+def small(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what the command is told for a small model."""
+    if request.param == "by name":
+        monkeypatch.setitem(CONFIGS, "llama-small", SIZES)
+        return "llama-small"
+    pytest.importorskip("transformers", reason="builds the model from its configuration")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     return str(tmp_path / "config.json")
 
@@ -64,9 +72,9 @@ def test_the_usual_meshes_fit_eighty_columns(capsys: pytest.CaptureFixture[str])
     assert "with activation checkpointing" in shown
 
 
-def test_configurations_and_a_simulation_for_programs(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configurations_and_a_simulation_for_programs(small: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--parallelism", "dp_shard=4,tp=2", "pp=2", "--num_microbatches", "2", "--json", "--simulate"]
-    found = json.loads(run(capsys, config, *words))
+    found = json.loads(run(capsys, small, *words))
     assert found["training"]["sequence_length"] == 64
     first, second = found["plans"]
     assert (first["mesh"]["tp"], first["num_processes"], first["tokens"]) == (2, 8, 4 * 2 * 64)
@@ -76,8 +84,8 @@ def test_configurations_and_a_simulation_for_programs(config: str, capsys: pytes
     assert second["simulated"].startswith("not simulated")
 
 
-def test_a_simulation_says_whether_it_agrees(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = run(capsys, config, "--parallelism", "dp_shard=8", "--simulate", "--sequence_length", "32")
+def test_a_simulation_says_whether_it_agrees(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = run(capsys, small, "--parallelism", "dp_shard=8", "--simulate", "--sequence_length", "32")
     assert "dp_shard=8: a simulation of its first rank agrees, and has a peak of" in shown
 
 
@@ -113,8 +121,8 @@ def test_what_has_no_effect_or_does_not_fit_is_refused(
     assert expected in str(refusal.value)
 
 
-def test_no_usual_mesh_may_fit(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert rows(run(capsys, config, "--num_processes", "1"))[2][0] == "one rank"
+def test_no_usual_mesh_may_fit(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rows(run(capsys, small, "--num_processes", "1"))[2][0] == "one rank"
 
 
 @pytest.mark.parametrize(
