@@ -19,7 +19,8 @@ import pytest
 import torch
 
 LIMIT = 240
-CLI = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--cpu"]
+#: Where processes stand is on the standard error of a launch that hangs.
+CLI = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--cpu", "--watchdog", "100"]
 SCRIPT = '''
 import json, os, signal, sys, time
 from pathlib import Path
@@ -105,8 +106,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     except subprocess.TimeoutExpired:
         for each in (*psutil.Process(process.pid).children(recursive=True), process):
             each.kill()
-        process.communicate()
-        raise
+        pytest.fail(f"the launch doesn't end:\n{''.join(process.communicate())}")
     return process.returncode, out + err
 
 
