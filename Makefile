@@ -1,7 +1,7 @@
 # make demo    train a small network on 1,797 handwritten digits, on two CPU processes
 # make test    lint, then every test
 # make test-faults  kill a training run 100 times while it saves (half an hour or less)
-# make test-integration  what transformers, peft, diffusers, bitsandbytes and torchao do with this library (ten minutes or less)
+# make test-integration  what transformers, peft, diffusers, bitsandbytes, torchao and DeepSpeed's launcher do with this library (half an hour or less)
 # make test-sagemaker  ask a pretended AWS for jobs, with both versions of SageMaker's SDK (twenty minutes the first time)
 # make test-deepspeed  divide sequences with the real DeepSpeed (ten minutes or less, and as many to install and compile it)
 # make test-peer  load the checkpoints of accelerate 1.15.0, and let it load ours (ten minutes or less)
