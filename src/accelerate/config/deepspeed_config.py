@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
+import os
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from accelerate.base.messages import message
 #: Where states are offloaded to; "none" is also a device of DeepSpeed.
 OFFLOADED = ("cpu", "nvme")
 SECTION = "zero_optimization"
+SAID = "a configuration of DeepSpeed:"
 
 
 class HfDeepSpeedConfig:
@@ -22,10 +23,10 @@ class HfDeepSpeedConfig:
     Keys lead through its sections with dots: "zero_optimization.offload_param.device".
 
     Args:
-        config_file_or_dict: a dictionary, which is copied, the path of a JSON file, or JSON in base64.
+        config_file_or_dict: a dictionary, which is copied, the path of a JSON file, or its content, plain or in base64.
 
     Raises:
-        ValueError: a text is neither the path of a file nor JSON in base64, or no dictionary is in it.
+        ValueError: a text is none of these, or no dictionary is in it.
         TypeError: something else was given.
     """
 
@@ -98,32 +99,47 @@ def _read(given: Any) -> dict[str, Any]:
     if isinstance(given, dict):
         return deepcopy(given)
     if not isinstance(given, str | Path):
-        raise TypeError(_refusal(repr(given), f"it is a {type(given).__name__}"))
-    if Path(given).is_file():
-        text, source = Path(given).read_bytes(), f"the file {given}"
-    else:
-        text, source = _decoded(str(given)), "a text that is no path of a file"
+        raise TypeError(_refusal(f"{SAID} {given!r}", f"it is a {type(given).__name__}"))
     try:
-        config = json.loads(text)
+        return content_of(str(given))
+    except FileNotFoundError as error:
+        raise ValueError(*error.args) from error
+
+
+def content_of(named: str, said: str = SAID) -> dict[str, Any]:
+    """Return what a configuration of DeepSpeed says: the path of a JSON file, or the JSON itself, plain or in base64.
+
+    Args:
+        named: one of these.
+        said: how a person has named it.
+
+    Raises:
+        FileNotFoundError: it is a path, and there is no such file.
+        ValueError: it isn't JSON, or holds no settings by name.
+    """
+    text: str | bytes = named
+    if os.path.isfile(named):  # false as well for what is too long for a path
+        text = Path(named).read_bytes()
+    elif not named.lstrip().startswith("{"):
+        try:
+            text = base64.b64decode(named.encode(), altchars=b"-_", validate=True)
+        except ValueError:
+            why = "there is no such file, and it isn't base64"
+            raise FileNotFoundError(_refusal(f"{said} {named}", why)) from None
+    try:
+        content = json.loads(text)
     except ValueError as error:
-        raise ValueError(_refusal(source, f"it isn't JSON: {error}")) from error
-    if not isinstance(config, dict):
-        raise ValueError(_refusal(source, f"the JSON in it is a {type(config).__name__}"))
-    return config
-
-
-def _decoded(text: str) -> bytes:
-    """Return the bytes that a text in base64 stands for."""
-    try:
-        return base64.b64decode(text.encode(), altchars=b"-_", validate=True)
-    except (ValueError, binascii.Error) as error:
-        raise ValueError(_refusal(repr(text), "there is no such file, and it isn't base64")) from error
+        raise ValueError(_refusal(f"{said} {named}", f"it isn't JSON: {error}")) from None
+    if not isinstance(content, dict):
+        why = f"it holds a {type(content).__name__}, not settings by name"
+        raise ValueError(_refusal(f"{said} {named}", why))
+    return content
 
 
 def _refusal(given: str, why: str) -> str:
     return message(
-        given=f"a configuration of DeepSpeed: {given}",
+        given=given,
         why=why,
-        allowed="a dictionary, the path of a JSON file, or a JSON object in base64",
-        do="correct the path, or hand the dictionary over",
+        allowed="a dictionary, a JSON file as DeepSpeed reads it, or its content, plain or in base64",
+        do="correct the path or the content, or set DeepSpeed up without it",
     )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from itertools import combinations
-from pathlib import Path
-from typing import Any
 
 from accelerate.base.messages import message
 from accelerate.config.deepspeed import SECTION
+from accelerate.config.deepspeed_config import content_of
 from accelerate.launchers.settings import LaunchSettings, declared
 
 LEAVE_ONE = "leave out the one you don't want"
@@ -85,7 +81,7 @@ def deepspeed_file_agrees(settings: LaunchSettings) -> None:
     named = settings.get("deepspeed_config_file")
     if named is None or not settings.uses_deepspeed:
         return
-    content = _content(str(named))
+    content = content_of(str(named), "deepspeed_config_file")
     said = [dest for dest in OF_THE_FILE if dest in settings.found]
     said += [dest for dest in SHARED_WITH_THE_FILE if dest in settings.found and content.get(dest, "auto") != "auto"]
     if said:
@@ -97,33 +93,3 @@ def deepspeed_file_agrees(settings: LaunchSettings) -> None:
                 do="write it into the file of DeepSpeed, or leave that out",
             )
         )
-
-
-def _content(named: str) -> dict[str, Any]:
-    """Return what DeepSpeed's file says: a path, or the JSON itself, plain or in base64."""
-    path = Path(named)
-    text = named
-    if len(named) < 1024 and path.is_file():
-        text = path.read_text(encoding="utf-8")
-    elif not named.lstrip().startswith("{"):
-        try:
-            text = base64.urlsafe_b64decode(named).decode()
-        except (binascii.Error, ValueError):
-            raise FileNotFoundError(_refused(named, "there is no such file")) from None
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ValueError(_refused(named, f"it isn't JSON: {error}")) from None
-    if not isinstance(content, dict):
-        raise ValueError(_refused(named, f"it holds a {type(content).__name__}, not settings by name"))
-    return content
-
-
-def _refused(named: str, why: str) -> str:
-    """Return why something isn't DeepSpeed's file."""
-    return message(
-        given=f"deepspeed_config_file {named}",
-        why=why,
-        allowed="a JSON file as DeepSpeed reads it",
-        do="correct the path or the file, or leave it out and give --zero_stage",
-    )

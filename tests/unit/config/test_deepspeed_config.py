@@ -17,11 +17,17 @@ def encoded(value):
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode()
 
 
-@pytest.mark.parametrize("way", ["dictionary", "path", "text of a path", "base64"])
+@pytest.mark.parametrize("way", ["dictionary", "path", "text of a path", "base64", "text"])
 def test_a_configuration_comes_in_any_form(tmp_path, way):
     path = tmp_path / "zero.json"
     path.write_text(json.dumps(CONFIG))
-    given = {"dictionary": CONFIG, "path": path, "text of a path": str(path), "base64": encoded(CONFIG)}[way]
+    given = {
+        "dictionary": CONFIG,
+        "path": path,
+        "text of a path": str(path),
+        "base64": encoded(CONFIG),
+        "text": json.dumps(CONFIG),
+    }[way]
     config = HfDeepSpeedConfig(given)
     assert config.config == CONFIG
     assert config.config is not CONFIG
@@ -94,10 +100,15 @@ def test_keys_are_removed_with_what_is_under_them():
     [
         ("no/such/file.json", ValueError, "there is no such file, and it isn't base64"),
         ("AAAA", ValueError, "it isn't JSON"),
-        (encoded([1]), ValueError, "the JSON in it is a list"),
+        (encoded([1]), ValueError, "it holds a list, not settings by name"),
         (5, TypeError, "int"),
     ],
 )
 def test_what_is_no_configuration_is_refused(given, kind, why):
     with pytest.raises(kind, match=why):
         HfDeepSpeedConfig(given)
+
+
+def test_a_text_may_be_longer_than_a_path_can_be():
+    config = HfDeepSpeedConfig(encoded({"note": "x" * 10_000}))
+    assert len(config.get_value("note")) == 10_000
