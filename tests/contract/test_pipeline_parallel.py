@@ -12,6 +12,7 @@ from accelerate.strategies.fsdp2.recompute import recompute
 from .conftest import world_of
 from .sharded import (
     PLAN,
+    V2,
     VOCABULARY,
     WHOLE_PLAN,
     Case,
@@ -29,7 +30,6 @@ from .sharded import (
 
 ALONE, REPLICAS = {"pp_size": 2}, {"pp_size": 2, "dp_replicate_size": 2}
 SHARDED, DIVIDED = {"pp_size": 2, "dp_shard_size": 2}, {"pp_size": 2, "tp_size": 2}
-V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 
 
 def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -305,8 +305,8 @@ def pretrained(mesh: dict[str, int], use_cache: bool) -> dict[str, Any]:
 @pytest.mark.libraries
 @pytest.mark.parametrize(
     ("size", "mesh", "use_cache"),
-    [(2, ALONE, False), (2, ALONE, True), (4, SHARDED, False), (4, DIVIDED, False)],
-    ids=["alone", "with a cache", "shards", "divided layers"],
+    [(2, ALONE, False), (2, ALONE, True), (4, SHARDED, False), (4, DIVIDED, False), (4, DIVIDED, True)],
+    ids=["alone", "with a cache", "shards", "divided layers", "divided layers with a cache"],
 )
 def test_a_model_of_transformers(size, mesh, use_cache):
     library("transformers")
@@ -319,13 +319,6 @@ def test_a_model_of_transformers(size, mesh, use_cache):
         optimizer.zero_grad()
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0)
-
-
-@pytest.mark.libraries
-def test_a_cache_with_divided_layers_is_refused():
-    library("transformers")
-    with pytest.raises(AssertionError, match="pass use_cache=False"):
-        world_of(4).run(pretrained, DIVIDED, True)
 
 
 def refused(settings: dict[str, Any], size: int, options: dict[str, Any]) -> str:
