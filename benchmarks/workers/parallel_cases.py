@@ -92,11 +92,15 @@ class Case:
         inputs, labels = batch(self.shape, self.share())
 
         def step() -> None:
-            accelerator.backward(loss_of(model(inputs), labels))
+            self.backward(accelerator, model, inputs, labels)
             optimizer.step()
             optimizer.zero_grad()
 
         return Training(model, optimizer, step)
+
+    def backward(self, accelerator: Accelerator, model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Compute the gradients of one batch with the library."""
+        accelerator.backward(loss_of(model(inputs), labels))
 
 
 class DividedSequences(Case):
@@ -120,22 +124,10 @@ class DividedSequences(Case):
 
         return Training(model, optimizer, step)
 
-    def train_by_library(self) -> Training:
-        accelerator = Accelerator(cpu=True, **self.settings())
-        model = build(self.shape)
-        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-        inputs, labels = batch(self.shape, 0)
-
-        def step() -> None:
-            parts = [inputs.clone(), labels.clone()]
-            with accelerator.maybe_context_parallel(
-                buffers=parts, buffer_seq_dims=[1, 1], no_restore_buffers=set(parts)
-            ):
-                accelerator.backward(loss_of(model(parts[0]), parts[1]))
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return Training(model, optimizer, step)
+    def backward(self, accelerator: Accelerator, model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        parts = [inputs.clone(), labels.clone()]
+        with accelerator.maybe_context_parallel(buffers=parts, buffer_seq_dims=[1, 1], no_restore_buffers=set(parts)):
+            accelerator.backward(loss_of(model(parts[0]), parts[1]))
 
 
 class Staged(Case):
@@ -162,18 +154,8 @@ class Staged(Case):
 
         return Training(model, optimizer, step)
 
-    def train_by_library(self) -> Training:
-        accelerator = Accelerator(cpu=True, **self.settings())
-        model = build(self.shape)
-        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-        inputs, labels = batch(self.shape, 0)
-
-        def step() -> None:
-            accelerator.backward(model(inputs, target=labels))
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return Training(model, optimizer, step)
+    def backward(self, accelerator: Accelerator, model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        accelerator.backward(model(inputs, target=labels))
 
 
 def mesh_of(**axes: int) -> DeviceMesh:
@@ -247,9 +229,9 @@ CASES = {
         readers=1,
     ),
     "cp": DividedSequences(
-        lambda model: model, partial(sharded, cp_size=2), shape=replace(SMALL, causal=False, length=128)
+        lambda model: model, partial(sharded, cp_size=2), readers=1, shape=replace(SMALL, causal=False, length=128)
     ),
-    "pp": Staged(lambda model: model, staged, shape=replace(SMALL, batch=8)),
+    "pp": Staged(lambda model: model, staged, readers=1, shape=replace(SMALL, batch=8)),
     "hsdp": Case(
         lambda model: shard(model, mesh_of(dp_replicate=2, dp_shard=2)),
         partial(sharded, dp_replicate_size=2, dp_shard_size=2),

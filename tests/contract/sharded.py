@@ -15,6 +15,10 @@ from torch import nn
 
 VOCABULARY, WIDTH, LENGTH = 12, 8, 6
 
+#: Settings of FSDP whose units are the blocks of a model, in both versions.
+V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+V1 = {"use_orig_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+
 
 class Attention(nn.Module):
     """Attention with heads that can be divided: queries, keys and values have layers of their own."""

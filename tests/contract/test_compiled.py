@@ -14,6 +14,8 @@ import torch
 
 from .sharded import (
     PLAN,
+    V1,
+    V2,
     Case,
     accelerator_for,
     build,
@@ -24,8 +26,6 @@ from .sharded import (
     train_case,
 )
 
-V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-V1 = {"use_orig_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 DIVIDED = Case(plugin=None, mesh={"tp_size": 2}, plan=PLAN, clip=0.1)
 RECOMPUTED = Case(plugin={**V2, "activation_checkpointing": True}, clip=0.1, steps=2)
 COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")

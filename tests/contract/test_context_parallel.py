@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from .conftest import world_of
 from .sharded import (
     PLAN,
+    V2,
     VOCABULARY,
     Case,
     accelerator_for,
@@ -24,7 +25,6 @@ from .sharded import (
     share_of,
 )
 
-V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 CASES = {
     "alone, clipped": (2, Case(plugin=None, mesh={"cp_size": 2}, clip=0.1, updates=20)),
     "alone, accumulation": (2, Case(plugin=None, mesh={"cp_size": 2}, clip=0.1, steps=2)),

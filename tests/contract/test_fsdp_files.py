@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 
-from .sharded import Case, accelerator_for, build, groups, language, library, loss_of, micro_batches
+from .sharded import V1, V2, Case, accelerator_for, build, groups, language, library, loss_of, micro_batches
 
-V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-V1 = {"use_orig_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 LAYOUTS = {
     "by shard": ("SHARDED_STATE_DICT", True, {"pytorch_model_fsdp_1", "optimizer_1"}),
     "whole": ("FULL_STATE_DICT", True, {"pytorch_model_fsdp_1.bin", "optimizer_1.bin"}),

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from .sharded import Case, Language, accelerator_for, language, library, local, loss_of, micro_batches
+from .sharded import V1, V2, Case, Language, accelerator_for, language, library, local, loss_of, micro_batches
 
-V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-V1 = {"use_orig_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 PLUGINS = {"fsdp2": V2, "fsdp1": V1}
 
 

@@ -16,6 +16,8 @@ from accelerate.strategies.relink import canonical_name
 from .conftest import world_of
 from .recipes import Recipe, reference, train
 from .sharded import (
+    V1,
+    V2,
     Case,
     accelerator_for,
     build,
@@ -28,9 +30,6 @@ from .sharded import (
     train_case,
 )
 from .test_same_weights import RECIPES
-
-V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-V1 = {"use_orig_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 
 #: One line per strategy: the arguments of its plugin.
 STRATEGIES: dict[str, dict[str, Any]] = {

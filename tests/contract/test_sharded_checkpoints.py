@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from .conftest import world_of
-from .sharded import PLAN, WHOLE_PLAN, Case, accelerator_for, build, groups, loss_of, micro_batches, share_of
+from .sharded import PLAN, V1, V2, WHOLE_PLAN, Case, accelerator_for, build, groups, loss_of, micro_batches, share_of
 
-V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 SHARDED = Case(plugin={**V2, "state_dict_type": "SHARDED_STATE_DICT"})
 FULL = Case(plugin={**V2, "state_dict_type": "FULL_STATE_DICT"})
 PLAIN = Case(plugin=None)
-V1 = {"use_orig_params": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 FLAT = Case(plugin={**V1, "state_dict_type": "SHARDED_STATE_DICT"})
 FLAT_FULL = Case(plugin={**V1, "state_dict_type": "FULL_STATE_DICT"})
 FLAT_LOCAL = Case(plugin={**V1, "state_dict_type": "LOCAL_STATE_DICT"})

@@ -11,6 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from .conftest import world_of
 from .sharded import (
     PLAN,
+    V2,
     WHOLE_PLAN,
     Case,
     accelerator_for,
@@ -25,7 +26,6 @@ from .sharded import (
     train_case,
 )
 
-V2 = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 ALONE = {"tp_size": 2}
 REPLICAS = {"tp_size": 2, "dp_replicate_size": 2}
 SHARDS = {"tp_size": 2, "dp_shard_size": 2}

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from tests.faults.test_disk import build, tree
+from tests.faults.test_disk import build, refusal_of_saving, tree
 
 
 def fill(path: Path, room: int) -> None:
@@ -26,12 +26,7 @@ def save_on_a_full_disk(disk: Path, room: int, blocking: bool) -> dict[str, obje
     accelerator.save_state()
     before, weights = tree(folder), model.weight.detach().clone()
     fill(disk / "filler", room)
-    try:
-        accelerator.save_state(blocking=blocking)
-        accelerator.wait_for_checkpoint()
-        said = None
-    except (OSError, RuntimeError) as error:
-        said = f"{type(error).__name__}: {error}"
+    said = refusal_of_saving(accelerator, blocking)
     same = tree(folder) == before
     model.weight.data.zero_()
     accelerator.load_state()

@@ -58,6 +58,16 @@ def _send(pipe, function, *args):
     pipe.send(function(*args))
 
 
+def refusal_of_saving(accelerator, blocking):
+    """Save, and return what was said against it, None for nothing."""
+    try:
+        accelerator.save_state(blocking=blocking)
+        accelerator.wait_for_checkpoint()
+    except (OSError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 def save_with_little_room(folder, blocking):
     accelerator, _ = build(folder, limit=1)
     accelerator.save_state()
@@ -65,12 +75,7 @@ def save_with_little_room(folder, blocking):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # the system takes 10 kB of a file, and no more
-    try:
-        accelerator.save_state(blocking=blocking)
-        accelerator.wait_for_checkpoint()
-        said = None
-    except (OSError, RuntimeError) as error:
-        said = f"{type(error).__name__}: {error}"
+    said = refusal_of_saving(accelerator, blocking)
     same = tree(folder) == before
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     accelerator.save_state()

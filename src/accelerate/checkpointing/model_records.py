@@ -52,7 +52,7 @@ class ModelRecord(Record):
 
     def write(self, sink: Sink, state: Any) -> None:
         if self.safe:
-            tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+            tensors = _tensors(state)
             write_tensors(sink, state if len(tensors) < len(state) else without_shared_tensors(tensors))
         else:
             write_object(sink, state)

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from accelerate.checkpointing.tensors import local_of
+
 
 @torch.no_grad()
 def clip_grad_norm_(
@@ -44,8 +46,7 @@ def clip_grad_value_(parameters: Iterable[torch.Tensor], clip_value: float) -> N
     """Clip each element of the gradients of `parameters` to [-clip_value, clip_value]."""
     for gradients in gradients_by_mesh(parameters).values():
         for gradient in gradients:
-            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            local.clamp_(-clip_value, clip_value)
+            local_of(gradient).clamp_(-clip_value, clip_value)
 
 
 def gradients_by_mesh(parameters: Iterable[torch.Tensor]) -> dict[Any, list[torch.Tensor]]:

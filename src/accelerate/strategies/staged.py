@@ -28,7 +28,7 @@ from accelerate.checkpointing.source import Source
 from accelerate.config.enums import DistributedType, DynamoBackend
 from accelerate.strategies import norms
 from accelerate.strategies.axes.combinations import refuse_others, refuse_shared
-from accelerate.strategies.axes.elsewhere import is_elsewhere, local_of
+from accelerate.strategies.axes.elsewhere import is_elsewhere, multiply_
 from accelerate.strategies.axes.parts import Part
 from accelerate.strategies.axes.pipeline import Fitting, Pipeline, Pipelined
 from accelerate.strategies.axes.select import combined
@@ -101,7 +101,7 @@ class Staged(Strategy):
         for part in parts:
             for tensor in (*part.parameters(), *part.buffers()):
                 if not isinstance(tensor, DTensor):
-                    tensor.data = tensor.data.to(self.runtime.device.torch_device)
+                    tensor.data = tensor.data.to(self.runtime.device.storage)
             if replicas is not None and self.layout.tp_enabled:
                 replicate(part, mesh=replicas)
 
@@ -154,9 +154,7 @@ class Staged(Strategy):
         counted = norms.gradients_by_mesh(each for each in held if not getattr(each, "is_borrowed", False))
         total = combined(self.axes, norm_type)(norms.total_norm(counted.values(), norm_type))
         factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        gradients = [local_of(each.grad) for each in held if each.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, factor)
+        multiply_([each.grad for each in held if each.grad is not None], factor)
         return total
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from accelerate.checkpointing.tensors import like, local_of
+
 #: A parameter's places in a model: modules that hold it, and what it is called there.
 Owners = list[tuple[torch.nn.Module, str]]
 
@@ -34,11 +36,6 @@ def is_elsewhere(tensor: torch.Tensor) -> bool:
     return getattr(tensor, "is_elsewhere", False)
 
 
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank has of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def multiply_(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
     """Multiply tensors, DTensors among them, in place by a plain number, which is a tensor.
 
@@ -50,15 +47,7 @@ def multiply_(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
 
 def zeros_like(parameter: torch.Tensor) -> torch.Tensor:
     """Return the gradient of a parameter that a batch has not used."""
-    return _as(parameter, torch.zeros_like(local_of(parameter)))
-
-
-def _as(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    if not isinstance(tensor, DTensor):
-        return local
-    return DTensor.from_local(
-        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    return like(torch.zeros_like(local_of(parameter)), parameter)
 
 
 def owners_of(model: torch.nn.Module) -> dict[torch.nn.Parameter, Owners]:

@@ -16,6 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from accelerate.base.messages import message
+from accelerate.checkpointing.tensors import local_of
 from accelerate.strategies.axes.outline import CALL, Call
 
 SPLIT = torch.ops.pippy._pipe_split.default
@@ -70,8 +71,7 @@ class Beside(torch.nn.Module):
 
     def tensors(self, names: Sequence[str]) -> list[torch.Tensor]:
         """Return tensors as a computation takes them: what every rank of a mesh has as a whole is a plain tensor."""
-        found = [getattr(self, name) for name in names]
-        return [each.to_local() if isinstance(each, DTensor) else each for each in found]
+        return [local_of(getattr(self, name)) for name in names]
 
 
 def _refuse_divided(tensor: torch.Tensor, name: str) -> None:

@@ -32,7 +32,7 @@ class Case:
     @property
     def passes(self) -> int:
         """How many micro-batches an update has."""
-        return self.training.num_microbatches or self.mesh.pp
+        return self.training.passes(self.mesh.pp)
 
     @property
     def tokens(self) -> int:

@@ -64,7 +64,7 @@ class Plan:
     def tokens(self) -> int:
         """How many tokens an update has, on all ranks."""
         training, mesh = self.training, self.mesh
-        return mesh.data * training.batch_size * training.sequence_length * (training.num_microbatches or mesh.pp)
+        return mesh.data * training.batch_size * training.sequence_length * training.passes(mesh.pp)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name, for JSON."""

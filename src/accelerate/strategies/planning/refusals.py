@@ -23,7 +23,7 @@ def check_fit(subject: Subject, mesh: Mesh, training: Training) -> None:
                 do="leave one of them out",
             )
         )
-    passes = training.num_microbatches or mesh.pp
+    passes = training.passes(mesh.pp)
     if mesh.pp > 1 and training.schedule == "1f1b" and passes < mesh.pp:
         raise ValueError(
             message(

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from accelerate.base.messages import message
+from accelerate.checkpointing.tensors import like, local_of
 from accelerate.comm.collectives import Alone
 from accelerate.strategies.axes.attention import over_all
 from accelerate.strategies.axes.outside import replicate_rest
@@ -122,7 +122,7 @@ def simulate_mesh(
         warnings.simplefilter("ignore")  # what torch says of tensors without values
         whole, views = _device_meshes(mesh)
         _spread(Subject(model, subject.shape, subject.no_split, subject.tp_plan), mesh, training, whole, views)
-        held = [_local(each) for each in model.parameters()]
+        held = [local_of(each) for each in model.parameters()]
         counted = Simulated(_bytes(held), sum(each.numel() for each in held))
         if step is None:
             return counted
@@ -240,13 +240,13 @@ def _run(
         stack.enter_context(watch.resizing())
         stack.enter_context(watch)
         watch.note([*trained, *_states(optimizer)])
-        for left in reversed(range(training.num_microbatches or 1)):
+        for left in reversed(range(training.passes(mesh.pp))):
             _synchronise(model, mesh, not left)
             with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
                 loss = step(model, training.batch_size, length)
             loss.backward()
             del loss
-        gradients = [_local(each.grad) for each in trained if each.grad is not None]
+        gradients = [local_of(each.grad) for each in trained if each.grad is not None]
         optimizer.step()
         messages = watch.messages
         if mesh.is_ddp:  # its reducer refuses the fake group: what it would send is the gradients
@@ -273,12 +273,7 @@ def _to_cpu(model: torch.nn.Module) -> None:
 
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:
-    if not isinstance(tensor, DTensor):
-        return torch.empty_like(tensor, device=CPU)
-    local = torch.empty_like(tensor.to_local(), device=CPU)
-    return DTensor.from_local(
-        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    return like(torch.empty_like(local_of(tensor), device=CPU), tensor)
 
 
 def _synchronise(model: torch.nn.Module, mesh: Mesh, is_last: bool) -> None:
@@ -319,14 +314,8 @@ def _optimizer(trained: list[Any], training: Training, mesh: Mesh) -> torch.opti
 
 
 def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [
-        _local(each) for state in optimizer.state.values() for each in state.values() if isinstance(each, torch.Tensor)
-    ]
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    found: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return found
+    found = (each for state in optimizer.state.values() for each in state.values())
+    return [local_of(each) for each in found if isinstance(each, torch.Tensor)]
 
 
 def _size(tensor: torch.Tensor) -> int:

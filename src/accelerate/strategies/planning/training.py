@@ -78,6 +78,10 @@ class Training:
             if value is not None and value < least:
                 raise ValueError(_refused(name, value, f"whole numbers from {least} on", "pass a greater one"))
 
+    def passes(self, stages: int) -> int:
+        """Return how many micro-batches an update has in a pipeline of so many stages; 1: without one."""
+        return self.num_microbatches or stages
+
     @property
     def stored(self) -> int:
         """Bytes of an element of weights, gradients and states."""

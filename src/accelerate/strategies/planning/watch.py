@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerate.base.messages import warn_once
+from accelerate.checkpointing.tensors import local_of
 from accelerate.strategies.planning.traffic import EXCHANGE, GATHER, REDUCE, SCATTER, Messages, combined
 
 #: Operations that send: the kind of message, which argument has the whole tensor, which one is the group, and whether
@@ -81,7 +82,7 @@ class Watch(TorchDispatchMode):
         """Count the storages of the tensors in `data`, unless they are counted."""
         for each in pytree.tree_leaves(data):
             if isinstance(each, torch.Tensor):
-                storage = (each.to_local() if isinstance(each, DTensor) else each).untyped_storage()
+                storage = local_of(each).untyped_storage()
                 if storage._cdata not in self._known:
                     self._known[storage._cdata] = 0
                     weakref.finalize(storage, self._forget, storage._cdata)
